@@ -13,6 +13,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.conf import conf
 from ratelimits.models import Account
+from ratelimits.models.keys import canonical_account
 from ratelimits.status.known_keys import accounts_of_key, typed_key
 
 if TYPE_CHECKING:
@@ -55,24 +56,28 @@ class AccountSearch(_Base):
     def possible_accounts(self, request: HttpRequest, text: str) -> list[str]:
         """Return the identifiers of accounts that a text can mean.
 
-        These are the text itself and, if the user may view accounts, the identifiers of accounts with this name.
+        These are the text itself, the identifier in which the text is spelled and, if the user may view accounts, the
+        identifiers of accounts with this name.
         """
+        texts = [text, canonical_account(text)]
         page = self.admin_site._registry.get(Account)
         if page is None or not page.has_view_permission(request):
-            return [text]
+            return list(dict.fromkeys(texts))
         named = Account.objects.using(conf.DATABASE).filter(name__iexact=text).order_by("identifier")
-        return list(dict.fromkeys([text, *named.values_list("identifier", flat=True)[:_MAX_NAMED]]))
+        return list(dict.fromkeys([*texts, *named.values_list("identifier", flat=True)[:_MAX_NAMED]]))
 
     def meanings(self, request: HttpRequest, term: str) -> Iterator[Subjects]:
         """Yield what a search term can mean: an account; an account, a space and a key; or a key that was used lately.
 
         An account or a key can also contain spaces. So each of the first `_MAX_SPACES` spaces in the term can be the
-        space between account and key.
+        space between account and key, if a key can follow.
         """
         yield Subjects(self.possible_accounts(request, term))
         spaces = (index for index, letter in enumerate(term) if letter == " ")
         for space in islice(spaces, _MAX_SPACES):
-            yield Subjects(self.possible_accounts(request, term[:space]), term[space + 1 :])
-        key = typed_key(term)
-        if key is not None:
-            yield Subjects(accounts_of_key(key), key)
+            key = term[space + 1 :]
+            if " " not in key or typed_key(key) is not None:
+                yield Subjects(self.possible_accounts(request, term[:space]), key)
+        used = typed_key(term)
+        if used is not None:
+            yield Subjects(accounts_of_key(used), used)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ratelimits.identity.naming import NotAName, name_of
 from ratelimits.identity.requests import (
     Identity,
     aidentify,
@@ -12,6 +11,7 @@ from ratelimits.identity.requests import (
     kinds_in_account,
     with_account,
 )
+from ratelimits.naming import NotAName, name_of
 
 __all__ = [
     "Identity",

@@ -6,13 +6,12 @@ is the answer of the hook ACCOUNT, or else the user, or else the API key.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.apps import apps
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
@@ -23,9 +22,10 @@ from django.utils.functional import LazyObject, empty
 
 from ratelimits.addresses.proxies import address_of, trusts_no_proxy, unknown
 from ratelimits.addresses.reading import LONGEST_ADDRESS, address_key
+from ratelimits.background.awaiting import awaited, is_awaitable
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
-from ratelimits.identity.naming import NotAName, name_of, unwrapped
+from ratelimits.naming import NotAName, name_of, respelled, unwrapped
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,16 @@ def _user_model() -> type[Model] | None:
 
 @cache
 def _account_model() -> type[Model] | None:
-    return None if conf.ACCOUNT_MODEL is None else _model(conf.ACCOUNT_MODEL)
+    """Return the model of ACCOUNT_MODEL; for a proxy, the model that has the table, and so all its rows."""
+    model = None if conf.ACCOUNT_MODEL is None else _model(conf.ACCOUNT_MODEL)
+    return None if model is None else model._meta.concrete_model
+
+
+@cache
+def _users_are_accounts() -> bool:
+    """Return whether the account of a user is named as the user is, without "user:"."""
+    own, users = _account_model(), _user_model()
+    return conf.ACCOUNT is None or (own is not None and users is not None and own is users._meta.concrete_model)
 
 
 def _model(label: str) -> type[Model] | None:
@@ -88,7 +97,7 @@ def _model(label: str) -> type[Model] | None:
 
 def _forget_hooks(*, setting: str, **kwargs: object) -> None:
     if setting in ("RATELIMITS", "AUTH_USER_MODEL"):
-        for cached in (_has_hooks, _user_model, _account_model, _identity, _identity_at):
+        for cached in (_has_hooks, _user_model, _account_model, _users_are_accounts, _identity, _identity_at):
             cached.cache_clear()
 
 
@@ -128,41 +137,14 @@ async def _aask(name: str, request: Any) -> Any:
     if hook is None:
         return None
     answer = hook(request) if iscoroutinefunction(hook) else await _in_thread_if_needed(hook, request)
-    return await answer if _is_awaitable(answer) else answer
+    return await answer if is_awaitable(answer) else answer
 
 
 def _ask(name: str, request: Any) -> Any:
     """Do the same as `_aask`, in sync code. Raise ImproperlyConfigured if an async hook cannot be awaited here."""
     hook = getattr(conf, name)
-    answer: Any = None if hook is None else hook(request)
-    if not _is_awaitable(answer):
-        return answer
-    try:
-        return async_to_sync(_awaited)(answer)
-    except RuntimeError as error:
-        if not _is_in_loop():
-            raise
-        raise ImproperlyConfigured(
-            f"RATELIMITS['{name}'] is async, but {_view_of(request)} is decided by sync code in an event loop. Write a"
-            " sync function, or make the view async."
-        ) from error
-
-
-def _is_awaitable(value: Any) -> bool:
-    """Return whether a value is the result of an async function. Do not load a lazy object."""
-    return hasattr(type(value), "__await__")
-
-
-def _is_in_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
-async def _awaited(answer: Awaitable[Any]) -> Any:
-    return await answer
+    answer = None if hook is None else hook(request)
+    return awaited(answer, f"RATELIMITS['{name}']", _view_of(request)) if is_awaitable(answer) else answer
 
 
 def identify(request: Any) -> Identity:
@@ -237,8 +219,7 @@ def _identity_by_hooks(request: Any, user: Any, api_key: Any, account: Any) -> I
     named = _named("ACCOUNT", account, request, _account_id)
     if named is None:
         if user_id is not None:
-            name = ledger_name(f"user:{user_id}")
-            named = name if conf.ACCOUNT is not None else name.removeprefix("user:")
+            named = _account_of_user(user_id)
         elif "user" in unreadable or (key is None and unreadable):
             unreadable.append("account")
         else:
@@ -267,8 +248,12 @@ def kinds_in_account(identity: Identity) -> tuple[str, ...]:
 def with_account(identity: Identity) -> Identity:
     """Return an identity that was not read from a request, with the account that requests of its key have.
 
-    Raise ImproperlyConfigured if the identity must name its account itself.
+    Raise ImproperlyConfigured if the identity must name its account itself, or if no request has one of its names.
     """
+    for kind in ("user", "api_key", "account"):
+        key = getattr(identity, kind)
+        if key is not None:
+            _check_spelling(kind, key)
     key = identity.user or identity.api_key
     if identity.account is not None or key is None:
         return identity
@@ -280,6 +265,19 @@ def with_account(identity: Identity) -> Identity:
             " its account: write Identity(…, account='account:…')."
         )
     return identity
+
+
+@lru_cache(maxsize=8192)
+def _check_spelling(kind: str, key: str) -> None:
+    """Raise ImproperlyConfigured if no request can have a key."""
+    name = key.removeprefix(f"{kind}:")
+    right = respelled(name, of_account=kind == "account")
+    wanted = f"{kind}:{ledger_name(right)}" if kind == "account" else ledger_name(f"{kind}:{right}")
+    if key != wanted:
+        raise ImproperlyConfigured(
+            f"No request has the key {key!r}, since its text needs another spelling: write {wanted!r}. The function"
+            " ratelimits.identity.name_of returns the name of any user, API key or account."
+        )
 
 
 def is_account(key: str, identity: Identity) -> bool:
@@ -296,10 +294,17 @@ def _account_id(value: Any) -> str | None:
     """
     own, users = _account_model(), _user_model()
     is_own = own is not None and isinstance(value, own)
-    if not is_own and (getattr(value, "is_anonymous", False) or (users is not None and isinstance(value, users))):
+    is_user = users is not None and isinstance(value, users)
+    if (is_user and (not is_own or _users_are_accounts())) or (not is_own and getattr(value, "is_anonymous", False)):
         user_id = _user_id(value)
-        return None if user_id is None else f"user:{user_id}"
+        return None if user_id is None else _account_of_user(user_id)
     return name_of(value, own)
+
+
+def _account_of_user(user_id: int | str) -> str:
+    """Return the name of the account of a user who pays for the own requests."""
+    name = ledger_name(f"user:{user_id}")
+    return name.removeprefix("user:") if _users_are_accounts() else name
 
 
 def _named(hook: str, answer: Any, request: Any, read: Callable[[Any], Any]) -> Any:

@@ -14,7 +14,7 @@ from ratelimits.algorithms import calendar
 from ratelimits.engine.keys import LONGEST_KEY, LONGEST_NAME
 from ratelimits.models.fields.validity import END_NOT_AFTER_START, overlapping, validate_period
 from ratelimits.models.history import History
-from ratelimits.models.keys import canonical_key, derived_key, derived_shard, validate_key
+from ratelimits.models.keys import canonical_key, derived_key, validate_account, validate_key
 from ratelimits.models.versioned import Versioned
 from ratelimits.models.versions import Edit, Tombstone
 from ratelimits.pricing.money import minor_digits
@@ -113,6 +113,7 @@ class Account(Versioned):
         _("identifier"),
         max_length=LONGEST_NAME,
         unique=True,
+        validators=[validate_account],
         help_text=_(
             "The value that RATELIMITS['ACCOUNT'] returns for the account's requests; by default the user's primary"
             " key."
@@ -142,9 +143,10 @@ class Account(Versioned):
 
     history = History()
 
-    # An edit that changes the identifier writes a tombstone. Each save calculates the shard from the identifier.
+    # An edit that changes the identifier writes a tombstone. Each save calculates the shard from the identifier, and
+    # writes the identifier as the account's requests have it.
     tombstone_fields = ("identifier",)
-    derived_fields = ("shard",)
+    derived_fields = ("shard", "identifier")
 
     class Meta:
         verbose_name = _("account")
@@ -170,7 +172,7 @@ class Account(Versioned):
 
     @classmethod
     def derive(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        return derived_shard(values, "identifier", "account:")
+        return derived_key(values, "identifier", "account:")
 
     def tombstone(self, edit: Edit) -> Tombstone:
         """Return the tombstone that records the deletion of this row, or the change of its key."""

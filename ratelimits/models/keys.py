@@ -15,10 +15,11 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.addresses.reading import UNKNOWN_ADDRESS, ipv4_network_in
-from ratelimits.engine.keys import LONGEST_KEY, LONGEST_NAME
+from ratelimits.engine.keys import LONGEST_KEY, LONGEST_NAME, ledger_name
 from ratelimits.models.fields import view_key_texts
 from ratelimits.models.fields.rule_fields import IPV6_PREFIX
 from ratelimits.models.versions import KEY_SHARDS
+from ratelimits.naming import NEXT_KEY, NUMBERS, is_shown, respelled
 
 
 class KeyKind(models.TextChoices):
@@ -105,12 +106,13 @@ def key_name(key: str) -> str:
 
 
 def canonical_key(key: str) -> str:
-    """Return the one text that is stored for a key. Other texts can mean the same key, such as "header:x-tenant= acme".
+    """Return the one text that is stored for a key: the key that requests have.
 
-    Return a text that is not valid unchanged: `validate_key` reports it.
+    Other texts can mean the same key, such as "header:x-tenant= acme", or "user:~ada" for "user:=~ada". Return a text
+    that is not valid unchanged: `validate_key` reports it.
     """
     if not view_key_texts.is_text(key):
-        return key
+        return key if len(_keys_in(key)) > 1 else spelled_key(key)
     try:
         source, value = view_key_texts.read(key)
     except ValueError:
@@ -118,8 +120,29 @@ def canonical_key(key: str) -> str:
     return f"{source.text}={value}"
 
 
-def derived_shard(values: Mapping[str, Any], name: str, prefix: str = "") -> dict[str, int]:
-    """Return {"shard": number} for the new key in `values[name]`, or {} if there is no new key.
+def spelled_key(key: str) -> str:
+    """Return the key that requests of a user, API key or account have. Its name can be any text, but one key alone."""
+    kind, _colon, name = key.partition(":")
+    if kind == "account":
+        return f"account:{canonical_account(name)}"
+    return ledger_name(f"{kind}:{respelled(name)}") if kind in NAMED and name else key
+
+
+def _keys_in(text: str) -> list[str]:
+    """Return the keys that people seem to have written into one text."""
+    kind, _colon, name = text.partition(":")
+    if NUMBERS.fullmatch(name):
+        return [f"{kind}:{number}" for number in re.findall(r"\d+", name)]
+    return [part for part in NEXT_KEY.split(text.strip()) if part]
+
+
+def canonical_account(name: str) -> str:
+    """Return the name that requests of an account have, for a typed name or another text of the project."""
+    return ledger_name(respelled(name, of_account=True))
+
+
+def derived_key(values: Mapping[str, Any], name: str = "key", prefix: str = "") -> dict[str, Any]:
+    """Return the shard and the canonical text of the new key in `values[name]`, or {} if there is no new key.
 
     `prefix` is put before the value, such as "account:" before an identifier. Raise TypeError if the value is not a
     text but an expression of Django, such as F("name").
@@ -128,26 +151,14 @@ def derived_shard(values: Mapping[str, Any], name: str, prefix: str = "") -> dic
         return {}
     if not isinstance(values[name], str):
         raise TypeError(f"{name} can only be set to a text, not to an expression: save the rows one by one")
-    return {"shard": key_shard(prefix + values[name])}
+    key = prefix + values[name]
+    # This text comes from code, such as f"user:{pk}". So it has one key, and people did not write several into it.
+    key = canonical_key(key) if view_key_texts.is_text(key) else spelled_key(key)
+    return {"shard": key_shard(key), name: key.removeprefix(prefix)}
 
 
-def derived_key(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the shard and the canonical text of the new key in `values["key"]`, or {} if there is no new key."""
-    shard = derived_shard(values, "key")
-    return {**shard, "key": canonical_key(values["key"])} if shard else {}
-
-
-#: The separator before another key in the same text: a comma, a semicolon, a slash, a vertical bar or white space. The
-#: next key must begin with a kind and a colon.
-_NEXT_KEY = re.compile(r"[\s,;|/]\s*(?=(?:api_key|user|account|ip|global):)")
-#: The spelling of ids, by the kind of key. (The characters \x00 to \x1f are control characters.) An account's id is a
-#: name that the project chose. So it can contain spaces, but not at its start or end.
-_IDS = {
-    "api_key": re.compile(r"[^\s,;\x00-\x1f]+"),
-    "user": re.compile(r"[^\s,;\x00-\x1f]+"),
-    "account": re.compile(r"[^\s\x00-\x1f](?:[^\x00-\x1f]*[^\s\x00-\x1f])?"),
-    "ip": re.compile(r"\S+"),
-}
+#: The kinds of keys with a name that a project chose.
+NAMED = ("user", "api_key", "account")
 
 
 def validate_key(key: str) -> None:
@@ -155,15 +166,18 @@ def validate_key(key: str) -> None:
     if view_key_texts.is_text(key):
         _validate_view_key(key)
         return
-    keys = [part for part in _NEXT_KEY.split(key.strip()) if part]
-    if len(keys) > 1:
-        raise ValidationError(
-            _("These are %(count)d keys: write only %(first)s here, and add a row for each of the others."),
-            code="key",
-            params={"count": len(keys), "first": keys[0]},
-        )
     kind, _colon, name = key.partition(":")
-    if kind not in COVERS or not _IDS[kind].fullmatch(name):
+    keys = _keys_in(key)
+    if len(keys) > 1:
+        text = _("These are %(count)d keys: write only %(first)s here, and add a row for each of the others.")
+        one = _("If it is the name of one key, write %(one)s.") if kind in NAMED else ""
+        raise ValidationError(
+            f"{text} {one}".rstrip(),
+            code="key",
+            params={"count": len(keys), "first": keys[0], "one": spelled_key(key)},
+        )
+    # People who type "user: 42" mean user:42.
+    if kind not in COVERS or not name or name != name.strip() or (kind == "ip" and re.search(r"\s", name)):
         raise ValidationError(
             _("%(key)s is not a key: write a kind, a colon and an id, such as user:42, %(others)s."),
             code="key",
@@ -180,6 +194,21 @@ def validate_key(key: str) -> None:
         )
     if kind == "ip" and key != UNKNOWN_ADDRESS:
         _validate_address(name)
+    _validate_spelling(key, canonical_key(key))
+
+
+def validate_account(name: str) -> None:
+    """Raise ValidationError if requests of an account do not have this name."""
+    _validate_spelling(name, canonical_account(name))
+
+
+def _validate_spelling(typed: str, wanted: str) -> None:
+    if typed != wanted:
+        raise ValidationError(
+            _("No request has the name %(typed)s, since this text needs another spelling: write %(wanted)s."),
+            code="key",
+            params={"typed": typed, "wanted": wanted},
+        )
 
 
 def validate_counted_key(key: str) -> None:
@@ -235,7 +264,7 @@ def _validate_view_key(key: str) -> None:
             code="key",
             params={"key": key},
         ) from error
-    if not key.isprintable():
+    if not is_shown(canonical_key(key)):
         raise ValidationError(_("A key has only characters that can be shown."), code="key")
     MaxLengthValidator(LONGEST_KEY)(canonical_key(key))  # it can be longer than the typed text
 

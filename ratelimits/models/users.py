@@ -17,6 +17,7 @@ from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured, Vali
 from django.db import models, router
 
 from ratelimits.conf import conf
+from ratelimits.naming import text_of
 
 
 def protect(collector: Any, field: Any, sub_objs: Any, using: str) -> None:
@@ -66,10 +67,17 @@ def user_pk(name: str) -> Any:
     if users is not get_user_model() or name.startswith("~"):  # a row of another model, or a digest
         return None
     with suppress(ValidationError):
+        validate_storable(text)
         pk = users._meta.pk.to_python(text)
         users._meta.pk.run_validators(pk)  # A number can be too large for the database.
         return pk if str(pk) == text else None
     return None
+
+
+def validate_storable(text: str) -> None:
+    """Raise ValidationError for a text that no database has: with NUL, or with half of a surrogate pair."""
+    if "\0" in text or (not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text)):
+        raise ValidationError("This text cannot be stored.")
 
 
 def existing_users(names: Iterable[str]) -> set[str]:
@@ -78,6 +86,7 @@ def existing_users(names: Iterable[str]) -> set[str]:
     for name in names:
         users, text = _model_and_pk(name)
         with suppress(ValidationError):
+            validate_storable(text)
             pk = users._meta.pk.to_python(text)
             users._meta.pk.run_validators(pk)  # A number can be too large for the database.
             # Requests of user 7 have the key user:7. No request has a key with another spelling, such as user:07.
@@ -114,5 +123,5 @@ def _model_and_pk(name: str) -> tuple[Any, str]:
     label, colon, pk = name.partition(":")
     if colon and label.count(".") == 1:
         with suppress(LookupError):
-            return apps.get_model(label), pk
-    return get_user_model(), name.removeprefix("=")
+            return apps.get_model(label), text_of(pk)
+    return get_user_model(), text_of(name)

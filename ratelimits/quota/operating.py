@@ -21,7 +21,7 @@ from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import Identity
 from ratelimits.models import KeyReset, KeyTotal
 from ratelimits.models.fields import view_key_texts
-from ratelimits.models.keys import address_in, canonical_key, key_name, validate_key
+from ratelimits.models.keys import address_in, canonical_key, key_name, validate_account, validate_key
 from ratelimits.models.status.totals import DAY, newest_days
 from ratelimits.quota.standings import Choice, run_uncounted, standings
 from ratelimits.rules import AppliedRule, Selection, Snapshot
@@ -30,7 +30,7 @@ from ratelimits.rules import AppliedRule, Selection, Snapshot
 SEEN_DAYS = 3
 #: Maximum number of accounts that an error names.
 _MAX_NAMED = 5
-#: A text that people give instead of an account, if a key has no account.
+#: A text that people give instead of an account, if a key has no account. No account has this name (see `naming`).
 NO_ACCOUNT = "-"
 
 
@@ -49,24 +49,24 @@ class UnknownAccountError(NothingDoneError):
 def identity_of(key: str, account: str = "") -> Identity:
     """Return the identity of a key with its account. If `account` is "", take the account from the latest usage.
 
-    If `account` is NO_ACCOUNT, the key has no account. Raise ValidationError if `key` is not a key. Raise
-    UnknownAccountError if the latest usage of a user or API key has no account, or has several accounts. The limits of
-    a key are stored in the account's shard, so the limits cannot be found without the account. A key that a view gives
-    belongs to no account.
+    If `account` is NO_ACCOUNT, the key has no account. Raise ValidationError if `key` is not a key, or if `account` is
+    no name of an account. Raise UnknownAccountError if the latest usage of a user or API key has no account, or has
+    several accounts. The limits of a key are stored in the account's shard, so the limits cannot be found without the
+    account. A key that a view gives belongs to no account.
     """
     address = address_in(key)
     validate_key(address)
     if view_key_texts.is_text(key):
         return Identity(view_keys=(key_name(key),))
-    kind, _colon, name = key.partition(":")
+    kind = key.partition(":")[0]
     if kind == "ip":
         return Identity(address=address)
     if kind == "account":
-        return Identity(account=f"account:{ledger_name(name)}")
+        return Identity(account=key)
+    if account not in ("", NO_ACCOUNT):
+        validate_account(account)
     owner = account or _account_of(key)
-    if owner == NO_ACCOUNT:
-        owner = ""
-    payer = f"account:{ledger_name(owner)}" if owner else None
+    payer = f"account:{owner}" if owner != NO_ACCOUNT else None
     return Identity(user=key, account=payer) if kind == "user" else Identity(api_key=key, account=payer)
 
 

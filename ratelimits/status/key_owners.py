@@ -11,6 +11,7 @@ from django.utils.translation import gettext as _
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.models import Access, Account, KeyOverride, PlanMembership
+from ratelimits.models.keys import canonical_key
 from ratelimits.models.users import accounts_without_rows, existing_users
 from ratelimits.status.known_keys import MAX_KEYS, recent_totals
 
@@ -65,7 +66,7 @@ def _name_by_key_search(key: str) -> str | None:
         try:
             found: Iterable[tuple[object, object]] = islice(conf.KEY_SEARCH(text), MAX_KEYS + 1)
             for known_key, name in found:
-                if str(known_key) == key:
+                if canonical_key(str(known_key)) == key:
                     return str(name)
         except Exception:
             logger.exception("RATELIMITS['KEY_SEARCH'] failed for a text of %s characters", len(text))

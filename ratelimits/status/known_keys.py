@@ -21,6 +21,7 @@ from ratelimits.models import Access, Account, KeyOverride, KeyTotal, PlanMember
 from ratelimits.models.access.targets import canonical
 from ratelimits.models.keys import canonical_key, validate_key
 from ratelimits.models.status.totals import DAY, newest_days
+from ratelimits.naming import spelled
 
 #: At least 20 characters of the kinds that tokens consist of, with at least one letter and one digit.
 _SECRET = re.compile(r"(?=.*[a-zA-Z])(?=.*[0-9])[\w+/=.~-]{20,}", re.ASCII)
@@ -108,10 +109,12 @@ def known_keys(text: str, tables: Container[type[Model]]) -> SearchResult:
     found: dict[str, KnownKey] = {}
     for get_table, search in _SEARCHES:
         if get_table() in tables:
-            _add(found, search(text))
+            for searched in dict.fromkeys((text, spelled(text))):  # keys have the text as it is spelled
+                _add(found, search(searched))
     if conf.KEY_SEARCH is not None:
         try:
-            _add(found, (KnownKey(str(key), str(name)) for key, name in islice(conf.KEY_SEARCH(text), MAX_KEYS + 1)))
+            results = islice(conf.KEY_SEARCH(text), MAX_KEYS + 1)
+            _add(found, (KnownKey(canonical_key(str(key)), str(name)) for key, name in results))
         except Exception:
             logger.exception("RATELIMITS['KEY_SEARCH'] failed for a text of %s characters", len(text))
             failed = True
@@ -134,7 +137,8 @@ def known_accounts(text: str, tables: Container[type[Model]]) -> list[KnownKey]:
     found: dict[str, KnownKey] = {}
     for model, search in ((Account, _accounts), (KeyTotal, _used_accounts)):
         if model in tables:
-            _add(found, search(text))
+            for searched in dict.fromkeys((text, spelled(text))):
+                _add(found, search(searched))
     return list(found.values())[:MAX_KEYS]
 
 
@@ -192,7 +196,7 @@ def _users(text: str) -> Iterator[KnownKey]:
         equal |= Q(pk=users._meta.pk.to_python(text))
     for rows in (users._default_manager.filter(equal), users._default_manager.filter(containing).order_by("pk")):
         for pk, name in rows.values_list("pk", users.USERNAME_FIELD)[: MAX_KEYS + 1]:
-            yield KnownKey(f"user:{pk}", str(name))
+            yield KnownKey(canonical_key(f"user:{spelled(str(pk))}"), str(name))
 
 
 def _overrides(text: str) -> Iterator[KnownKey]:

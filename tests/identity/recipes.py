@@ -30,7 +30,7 @@ from rest_framework_simplejwt.tokens import AccessToken
 
 from ratelimits.decorators import limited
 from ratelimits.identity import Identity, identify
-from ratelimits.identity.naming import digest
+from ratelimits.naming import digest
 from ratelimits.ninja import limited as limited_operation
 from ratelimits.outbound import WaitTooLong, permits
 from ratelimits.testing import override_rules

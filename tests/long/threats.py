@@ -224,13 +224,13 @@ DEFENCES = (
     ),
     Defence(
         "tests/identity/test_requests.py::TestApiKeys::test_a_row_whose_key_is_its_secret_is_a_digest",
-        "ratelimits.identity.naming:_plain",
+        "ratelimits.naming:_plain",
         "return digest(value)",
         "pass",
     ),
     Defence(
         "tests/test_security.py::test_a_secret_is_in_no_key_no_log_and_no_line",
-        "ratelimits.identity.naming:_plain",
+        "ratelimits.naming:_plain",
         "return digest(value)",
         "pass",
     ),

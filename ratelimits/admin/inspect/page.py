@@ -41,6 +41,8 @@ from ratelimits.models import (
     Rule,
 )
 from ratelimits.models.access.targets import canonical
+from ratelimits.models.keys import spelled_key
+from ratelimits.naming import is_shown
 from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, UnknownAccountError, identity_of
 from ratelimits.quota.standings import live_limits, with_text
 from ratelimits.rules import RulesUnavailable, Snapshot
@@ -118,7 +120,7 @@ class _Page:
             return {}
         if max(len(text), len(account)) > MAX_TEXT:
             return {"problem": _("The text is longer than any key: write at most %s characters.") % MAX_TEXT}
-        if not (text + account).isprintable():
+        if not is_shown(text + account):
             return {"problem": _("The text has characters that no key can have. Type the key, or a part of it.")}
         key = typed_key(text)
         if key is None:
@@ -164,7 +166,7 @@ class _Page:
         """Return the keys that a text may mean, such as "user:<text>", each with the URL of its page."""
         guesses = []
         for kind in ("user", "api_key", "account"):
-            key = typed_key(f"{kind}:{text}")
+            key = typed_key(spelled_key(f"{kind}:{text}"))
             if key is not None:
                 guesses.append((key, self._inspect_url(key)))
         return guesses
@@ -292,7 +294,7 @@ class _Page:
 
 
 def _is_searchable(text: str) -> bool:
-    return bool(text) and len(text) <= MAX_TEXT and text.isprintable()
+    return bool(text) and len(text) <= MAX_TEXT and is_shown(text)
 
 
 def _decided_text(access: AccessRow) -> str:

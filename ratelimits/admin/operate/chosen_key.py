@@ -24,6 +24,7 @@ from ratelimits.identity import Identity
 from ratelimits.models import Access, Account, KeyOverride, KeyTotal, Line, PlanMembership
 from ratelimits.models.fields import view_key_texts
 from ratelimits.models.keys import COVERS
+from ratelimits.naming import is_shown
 from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, UnknownAccountError, identity_of
 from ratelimits.status.key_owners import no_owner_text, searched_name
 from ratelimits.status.known_keys import (
@@ -79,7 +80,7 @@ def chosen_key(request: HttpRequest, site: AdminSite) -> ChosenKey | KeyQuestion
     text, account = (values.get(name, "").strip() for name in ("key", "account"))
     if not text:
         return KeyQuestion()
-    if max(len(text), len(account)) > MAX_TEXT or not (text + account).isprintable():
+    if max(len(text), len(account)) > MAX_TEXT or not is_shown(text + account):
         return KeyQuestion(
             _(
                 "This text is too long for a key, or has characters that no key has. Type the key, a part of the key,"

@@ -16,6 +16,7 @@ from ratelimits.engine.keys import LONGEST_KEY
 from ratelimits.models.access.targets import canonical, validate_target
 from ratelimits.models.fields.validity import END_NOT_AFTER_START, overlapping, validate_period
 from ratelimits.models.history import History, end_now
+from ratelimits.models.keys import NAMED, spelled_key
 from ratelimits.models.versioned import Versioned
 from ratelimits.models.versions import Edit, Tombstone
 
@@ -129,7 +130,10 @@ class Access(Versioned):
         """Return the values that a save calculates from other values: here, the target in its canonical form."""
         target = values.get("target")
         if isinstance(target, str):
-            # An invalid target stays as it is: `clean` and `manage.py check` report it.
+            if target.partition(":")[0] in NAMED:
+                # This text comes from code, such as f"user:{pk}". So white space at its end is a part of the name.
+                return {"target": spelled_key(target)}
+            # An invalid target stays as it is: `clean` reports it.
             with suppress(ValidationError):
                 return {"target": canonical(target)}
         return {}
