@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import sync_to_async
 from django.core.exceptions import (
     BadRequest,
     ImproperlyConfigured,
@@ -24,6 +24,8 @@ from django.core.exceptions import (
 from django.db.models import Model
 from django.http.multipartparser import MultiPartParserError
 
+from ratelimits import naming
+from ratelimits.background.awaiting import awaited, is_awaitable
 from ratelimits.conf import shown
 from ratelimits.models.fields.view_key_texts import KeySource, name_of, normal_value, source_digest, source_of
 
@@ -72,8 +74,9 @@ def with_view_keys(identity: Identity, key: Key, asked: AskedView) -> Identity:
     names = []
     for one in _each(key):
         value = _in_request(one, asked)
-        if _is_awaitable(value):
-            value = async_to_sync(_awaited)(value)
+        if is_awaitable(value):
+            view = asked.place if asked.view is None else function_path(asked.view)
+            value = awaited(value, f"The function {function_path(one)} ({asked.place})", view)
         names.append(_name(one, value, asked))
     return identity._replace(view_keys=_distinct(names, asked))
 
@@ -90,22 +93,13 @@ async def awith_view_keys(identity: Identity, key: Key, asked: AskedView) -> Ide
             value = _in_request(one, asked)
         except SynchronousOnlyOperation:
             value = await sync_to_async(_in_request)(one, asked)
-        if _is_awaitable(value):
+        if is_awaitable(value):
             value = await value
         try:
             names.append(_name(one, value, asked))
         except SynchronousOnlyOperation:  # a lazy object that makes a query
             names.append(await sync_to_async(_name)(one, value, asked))
     return identity._replace(view_keys=_distinct(names, asked))
-
-
-def _is_awaitable(value: object) -> bool:
-    """Return whether a value is the result of an async function. Do not load a lazy object."""
-    return hasattr(type(value), "__await__")
-
-
-async def _awaited(value: Awaitable[Any]) -> Any:
-    return await value
 
 
 def check_key(key: Key | None) -> None:
@@ -152,25 +146,27 @@ def _name(one: OneKey, value: Any, asked: AskedView) -> str:
     source = _function_source(one) if callable(one) else _source_and_reader(one)[0]
     try:
         text = _text(value)
+        if source.kind == "call":
+            return name_of(source, text if isinstance(value, Model) else naming.spelled(text))
+        normal = normal_value(source, text)
+        if source.kind == "arg" and not isinstance(value, Model):
+            normal = naming.unlike_a_row(normal)
+        return name_of(source, normal)
     except TypeError:
         what = f"the function {source.name}" if callable(one) else f"{source.text!r}"
         raise ImproperlyConfigured(
             f"{asked.about}: {what} gives a value of the type {function_path(type(value))}. Give a text, bytes, a whole"
             " number, a UUID or a row of a model; or None if the request has no value."
         ) from None
-    return name_of(source, normal_value(source, text))
 
 
 def _text(value: Any) -> str:
-    """Return a value as a text; "" for no value. Raise TypeError if its type is not allowed.
-
-    A row of a model has the name of its model in its text, since rows of different models can have the same id.
-    """
+    """Return a value as a text, and a row as its name; "" for no value. Raise TypeError if its type is not allowed."""
     if type(value) is str:
         return value
     # `isinstance` also knows a lazy object, such as `request.user`.
     if isinstance(value, Model):
-        return "" if value.pk is None else f"{value._meta.concrete_model._meta.label_lower}:{value.pk}"  # type: ignore[union-attr]
+        return "" if value.pk is None else naming.name_of(value) or ""
     if value is None or getattr(value, "is_anonymous", False) is True:
         return ""
     if isinstance(value, bytes):

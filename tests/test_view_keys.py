@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group
+from django.core.exceptions import ImproperlyConfigured
 from django.test import RequestFactory
+from django.utils.functional import SimpleLazyObject
 from rest_framework.parsers import JSONParser
 from rest_framework.request import Request
 
 from ratelimits.identity import Identity
+from ratelimits.models.keys import canonical_key, key_name, validate_key
 from ratelimits.view_keys import AskedView, with_view_keys
 
 
@@ -72,4 +75,53 @@ def test_a_form_that_cannot_be_read_has_the_key_of_no_value(body: str, content_t
 def test_a_function_may_return_a_row() -> None:
     group = Group.objects.create(name="staff")
     request = RequestFactory().get("/")
-    assert key(request, lambda request: group) == key(request, lambda request: f"auth.group:{group.pk}")
+    assert key(request, lambda request: group) == key(request, lambda request: SimpleLazyObject(lambda: group))
+
+
+def given(request: Any) -> Any:
+    return request.given
+
+
+def asked_for(value: Any) -> Any:
+    request: Any = RequestFactory().get("/")
+    request.given = value
+    return request
+
+
+@pytest.mark.parametrize("source", [given, "arg:pk"], ids=["function", "argument"])
+def test_no_text_is_the_key_of_a_row(source: Any) -> None:
+    texts = ["auth.group:3", "=auth.group:3", "==auth.group:3", "\uff41uth.group:3"]
+    found = [key(asked_for(value), source, pk=value) for value in (Group(pk=3), *texts)]
+    assert len({*found[:4]}) == 4
+    assert found[0] not in found[1:]
+
+
+@pytest.mark.parametrize(
+    ("value", "typed"),
+    [
+        *((Group(pk=3), "auth.group:3"), ("auth.group:3", "=auth.group:3"), ("acme", "acme"), (7, "7"), ("", "")),
+        *(("a\nb ", "=a%0Ab%20"), ("\udc80", "=%ED%B2%80"), ("user:5", "=user:5"), (b"\xff", "=%ED%B3%BF")),
+    ],
+)
+def test_the_result_of_a_function_can_be_typed_as_it_is_named(value: Any, typed: str) -> None:
+    text = f"call:{__name__}.given={typed}"
+    validate_key(text)
+    assert canonical_key(text) == text
+    assert key(asked_for(value), given) == key_name(text)
+
+
+async def awaited(request: Any) -> str:
+    return "acme"
+
+
+async def test_an_async_function_in_sync_code_in_an_event_loop_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(ImproperlyConfigured) as raised:
+        key(RequestFactory().get("/"), awaited)
+    assert str(raised.value) == (
+        f"The function {__name__}.awaited (key) is async, but key is decided by sync code in an event loop. Write a"
+        " sync function, or make the view async."
+    )
+
+
+def test_an_async_function_is_awaited_by_sync_code() -> None:
+    assert key(RequestFactory().get("/"), awaited) == key_name(f"call:{__name__}.awaited=acme")

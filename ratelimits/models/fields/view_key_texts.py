@@ -15,6 +15,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
+from ratelimits.naming import respelled
+
 #: The words before the colon of a source. The source "call" is a function of the project.
 SOURCES = ("header", "query", "field", "arg", "call")
 #: Changes of a value that a source can name after a vertical bar, as in "field:email|lower".
@@ -118,10 +120,10 @@ def is_text(text: str) -> bool:
 def read(text: str) -> tuple[KeySource, str]:
     """Return the source and the value of a text such as "header:X-Tenant=acme". The value has its normal form.
 
-    Raise ValueError if the text is not a view key.
+    For a function, this is the name of its result (see `naming`). Raise ValueError if the text is not a view key.
     """
     source_text, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"{text!r} has no value")
     source = source_of(source_text)
-    return source, normal_value(source, value)
+    return source, respelled(value) if source.kind == "call" else normal_value(source, value)
