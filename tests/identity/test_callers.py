@@ -29,6 +29,7 @@ from ratelimits.engine.call import shard
 from ratelimits.engine.keys import ledger_name
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity, NotAName, aidentify, identify, name_of
+from ratelimits.models import Access
 from ratelimits.outbound import permits
 from ratelimits.quota import checking, process_totals
 from ratelimits.quota.operating import reset
@@ -340,6 +341,19 @@ def test_rules_that_need_a_user_that_cannot_be_read_follow_their_failure_policy(
     for _ in range(3):
         answer = checking.check(identify(request(user)))
         assert (answer.allowed, answer.unavailable) == (policy == "allow", policy == "deny")
+
+
+def test_a_block_of_a_user_does_not_apply_while_the_user_cannot_be_read(hooks: Hooks) -> None:
+    hooks()
+    rule("address", "fixed_window", **HOUR, capacity=9, key_kind="ip")
+    for target in ("user:42", "account:42"):
+        Access.objects.create(target=target, reason="abuse")
+    assert admitted(request(User(pk=42)), request({"id": 42})) == [False, True]
+    hooks(USER=lambda request: request.user["id"] if isinstance(request.user, dict) else None)
+    assert admitted(request({"id": 42})) == [False]
+    Access.objects.create(target="198.51.100.7", reason="abuse")
+    hooks()
+    assert admitted(request({"id": 42})) == [False]
 
 
 @pytest.mark.parametrize("user", UNREADABLE_USERS, ids=lambda user: type(user).__name__)
