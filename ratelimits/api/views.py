@@ -27,6 +27,7 @@ from ratelimits.api.windows import DAY, WindowQuery
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import Identity, identify
+from ratelimits.models.keys import canonical_account, spelled_key
 from ratelimits.models.ledger import moment
 from ratelimits.quota.standings import UNAVAILABLE, standings
 from ratelimits.reports.exports.download import ReportDownload
@@ -120,11 +121,11 @@ def _identity(request: Request, parameters: dict[str, Any], permission: str) -> 
     Raise PermissionDenied for staff without the permission, and for a customer who has no account or names another
     account.
     """
-    account: str | None = ledger_name(parameters["account"]) if "account" in parameters else None
+    account: str | None = canonical_account(parameters["account"]) if "account" in parameters else None
     if request.user.is_staff:
         if not request.user.has_perm(permission):
             raise PermissionDenied(_("Staff need the permission %(permission)s.") % {"permission": permission})
-        key: str = parameters.get("key", "")
+        key = spelled_key(parameters.get("key", ""))
         return Identity(
             account=f"account:{account}" if account else None,
             user=key if account and key.startswith("user:") else None,
@@ -170,7 +171,7 @@ def _window_query(parameters: dict[str, Any], account: str | None, terms: Terms,
         timezone=timezone,
         terms=terms,
         account=account,
-        key=ledger_name(key) if key is not None else None,
+        key=ledger_name(spelled_key(key)) if key is not None else None,
         meter=parameters.get("meter"),
     )
 

@@ -275,3 +275,10 @@ def test_staff_find_an_account_whose_name_is_longer_than_the_ledgers(staff: Clie
     spend("2026-11-02T08:00", "x" * 300, cost=3)
     flow()
     assert [row["admitted_units"] for row in ask(staff, account="x" * 300)["results"]] == [3]
+
+
+@pytest.mark.parametrize("asked", ["x user:5", "=x%20user:5"])
+def test_staff_find_an_account_by_its_text_and_by_its_name(asked: str, staff: Client) -> None:
+    spend("2026-11-02T08:00", "=x%20user:5", cost=3)
+    flow()
+    assert [row["admitted_units"] for row in ask(staff, account=asked)["results"]] == [3]

@@ -23,6 +23,17 @@ def report(**options: str) -> list[dict[str, str]]:
     return list(reader)
 
 
+@pytest.mark.parametrize("asked", ["x user:5", "=x%20user:5"])
+def test_an_account_is_found_by_its_text_and_by_its_name(asked: str) -> None:
+    use("=x%20user:5")
+    use("other")
+    seal()
+    drain()
+    out = io.StringIO()
+    call_command("ratelimits_report", "--period=2026-11", "--format=csv", f"--account={asked}", stdout=out)
+    assert [row["account"] for row in csv.DictReader(io.StringIO(out.getvalue()))] == ["'=x%20user:5"]
+
+
 def test_a_report_says_what_was_used_refused_and_included() -> None:
     plan = Plan.objects.create(name="Pro", slug="pro")
     PlanInclusion.objects.create(plan=plan, meter="requests", quantity=5)

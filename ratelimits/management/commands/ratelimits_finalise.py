@@ -7,10 +7,10 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ratelimits.algorithms.calendar import instant
-from ratelimits.engine.keys import ledger_name
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import plural
 from ratelimits.management.progress import shown
+from ratelimits.models.keys import canonical_account
 from ratelimits.reports.closing.close import finalise_each
 from ratelimits.reports.closing.open_periods import NotForcedError, OpenPeriod, force, open_periods, running_count
 from ratelimits.reports.periods import iso
@@ -30,7 +30,7 @@ class Command(ExplainedCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--account", type=ledger_name, help="only this account")
+        parser.add_argument("--account", type=canonical_account, help="only this account")
         parser.add_argument(
             "--open",
             action="store_true",

@@ -12,12 +12,12 @@ from django.core.management.base import CommandError, CommandParser
 from django.db.models import Sum
 
 from ratelimits.conf import conf
-from ratelimits.engine.keys import ledger_name
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import is_or_are, plural
 from ratelimits.management.progress import shown
 from ratelimits.management.table import table
 from ratelimits.models import PeriodUsage, Report
+from ratelimits.models.keys import canonical_account
 from ratelimits.reports.amounts import UnreadableError
 from ratelimits.reports.exports import FORMATS, Format, format_of_file
 from ratelimits.reports.exports.billing import NotAccepted
@@ -55,7 +55,7 @@ class Command(ExplainedCommand):
             metavar="FILE",
             help="write to this file, not to standard output; the file appears when it is complete",
         )
-        parser.add_argument("--account", type=ledger_name, help="only this account")
+        parser.add_argument("--account", type=canonical_account, help="only this account")
         parser.add_argument(
             "--all-accounts",
             action="store_true",

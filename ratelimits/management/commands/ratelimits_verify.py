@@ -7,9 +7,9 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ratelimits.conf import conf
-from ratelimits.engine.keys import ledger_name
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.progress import shown
+from ratelimits.models.keys import canonical_account
 from ratelimits.progress import Progress
 from ratelimits.reports.verify.manifest import ManifestError, parse
 from ratelimits.usage.complete import completeness
@@ -32,7 +32,7 @@ class Command(ExplainedCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--period", help="only reports of this month, such as 2026-11")
-        parser.add_argument("--account", type=ledger_name, help="only reports of this account")
+        parser.add_argument("--account", type=canonical_account, help="only reports of this account")
         parser.add_argument("--archive", type=Path, help="the directory of the archive files with older usage")
         parser.add_argument(
             "--manifest",
