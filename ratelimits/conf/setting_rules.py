@@ -34,6 +34,10 @@ _KEY = re.compile(r"(header|query|field|arg):[^\s=|]([^=|]*[^\s=|])?(\|lower)?")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 
+#: The name of a meter. Rules and prices can have no other meters.
+_METER = re.compile(rf"[-a-zA-Z0-9_]{{1,{LONGEST_UNIT}}}")
+
+
 class SettingRule(NamedTuple):
     """The valid values of a setting."""
 
@@ -54,6 +58,10 @@ def _is_number(value: Any) -> bool:
 def _is_text(value: Any) -> bool:
     """Return whether a value is text that every encoding, database and header can contain."""
     return isinstance(value, str) and value.isprintable()
+
+
+def _is_meter(value: Any) -> bool:
+    return isinstance(value, str) and _METER.fullmatch(value) is not None
 
 
 def _one_of(*words: str) -> SettingRule:
@@ -141,21 +149,16 @@ _SCOPES = SettingRule(
 )
 _METERS = SettingRule(
     f'a list of at most {MOST_METERS:_} names of meters, such as ["requests", "tokens"]; or None. A name has 1 to'
-    f' {LONGEST_UNIT} characters, and does not begin with "~".',
+    f" {LONGEST_UNIT} letters from a to z, digits, '-' and '_'.",
     lambda value: (
-        value is None
-        or (
-            isinstance(value, list | tuple)
-            and len(value) <= MOST_METERS
-            and all(_is_text(name) and 0 < len(name) <= LONGEST_UNIT and name[0] != "~" for name in value)
-        )
+        value is None or (isinstance(value, list | tuple) and len(value) <= MOST_METERS and all(map(_is_meter, value)))
     ),
 )
 _UNITS = SettingRule(
-    f'a dict of meters and their units, each of 1 to {LONGEST_UNIT} characters, such as {{"traffic": "MB"}}.',
+    f'a dict of meters and their units of 1 to {LONGEST_UNIT} characters, such as {{"traffic": "MB"}}.',
     lambda value: (
         isinstance(value, dict)
-        and all(_is_text(text) and 0 < len(text) <= LONGEST_UNIT for pair in value.items() for text in pair)
+        and all(_is_meter(meter) and _is_text(unit) and 0 < len(unit) <= LONGEST_UNIT for meter, unit in value.items())
     ),
 )
 _THRESHOLDS = SettingRule(

@@ -11,6 +11,7 @@ accepts MAX_FURTHER further meters: a view may count something that no rule limi
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,8 @@ from ratelimits.conf import conf, shown
 from ratelimits.quota.costs import WrongCost
 from ratelimits.rules import Snapshot
 
+#: The names of meters that a rule, a plan and a price can have.
+SLUG = re.compile("[-a-zA-Z0-9_]+")
 #: Maximum number of further meters that a process accepts in its life.
 MAX_FURTHER = 32
 #: Minimum seconds between two times that the rules are read again because a meter is not known.
@@ -47,6 +50,7 @@ def need_newer_rules(meters: Iterable[str], snapshot: Snapshot) -> bool:
 def check(meters: Iterable[str], snapshot: Snapshot | None) -> None:
     """Raise WrongCost if a request names a meter that is not known, and that is not accepted as a further one.
 
+    A meter that no rule and no price can name is never accepted: its usage could neither be limited nor be billed.
     `snapshot` has the rules in memory. It is None while no rules could be read. Then it is not known which meters rules
     name, so every meter that no setting names is a further one.
     """
@@ -54,6 +58,12 @@ def check(meters: Iterable[str], snapshot: Snapshot | None) -> None:
     unknown = list(_unknown(meters, snapshot))
     if not unknown:
         return
+    for meter in unknown:
+        if not SLUG.fullmatch(meter):
+            raise WrongCost(
+                f"a meter has only letters from a to z, digits, '-' and '_', so that rules and prices can name it:"
+                f" {shown(meter)} is wrong"
+            )
     with _lock:
         refused = _refused(unknown, snapshot)
         if refused is None:

@@ -92,5 +92,5 @@ def test_a_wrong_setting_is_one_error_with_a_hint(settings: Any) -> None:
     assert (error.id, error.msg) == ("ratelimits.E002", "RATELIMITS['METERS'] is 'tokens'.")
     assert error.hint == (
         'Write a list of at most 1_000 names of meters, such as ["requests", "tokens"]; or None. A name has 1 to 255'
-        ' characters, and does not begin with "~".'
+        " letters from a to z, digits, '-' and '_'."
     )

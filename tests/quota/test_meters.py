@@ -106,11 +106,19 @@ class TestDeclared:
 
 
 class TestNotDeclared:
+    @pytest.mark.parametrize("meter", ["gpt-4.1", "a b", "tokens\n", "größe", "x:y"])
+    def test_a_meter_that_no_rule_and_no_price_can_name_is_refused(
+        self, check: Check, redis_client: RawRedis, meter: str
+    ) -> None:
+        with pytest.raises(WrongCost, match="so that rules and prices can name it"):
+            check(WHO, costs={"requests": 1, meter: 1})
+        assert not counted(redis_client)
+
     def test_some_further_meters_are_counted_and_then_no_more(self, check: Check, redis_client: RawRedis) -> None:
         fill(check)
         assert len(counted(redis_client)) == MAX_FURTHER
         with pytest.raises(WrongCost, match=TOO_MANY):
-            check(WHO, costs={"one more": 1})
+            check(WHO, costs={"one-more": 1})
         assert len(counted(redis_client)) == MAX_FURTHER
         assert check(WHO, costs={"model-0": 3, "model-31": 1, "requests": 1}).allowed
 
@@ -123,7 +131,7 @@ class TestNotDeclared:
         fill(check)
         assert check(WHO, costs=dict.fromkeys(("traffic", "included", "priced", "pages", "requests"), 1)).allowed
         with pytest.raises(WrongCost, match=TOO_MANY):
-            check(WHO, costs={"pages": 1, "one more": 1})
+            check(WHO, costs={"pages": 1, "one-more": 1})
 
     def test_a_refused_request_takes_no_place(self, check: Check) -> None:
         for number in range(MAX_FURTHER - 1):
@@ -135,13 +143,13 @@ class TestNotDeclared:
     def test_a_rule_for_a_further_meter_gives_its_place_back(self, check: Check) -> None:
         fill(check)
         rule("first", meter="model-0")
-        assert [check(WHO, costs={name: 1}).allowed for name in ("model-0", "one more")] == [True, True]
+        assert [check(WHO, costs={name: 1}).allowed for name in ("model-0", "one-more")] == [True, True]
         assert len(meters._further) <= MAX_FURTHER
 
     def test_every_entry_point_shares_the_places(self, check: Check) -> None:
         fill(check)
         rule("mails", scope="mailer-api")
-        with pytest.raises(WrongCost, match=f"^mailer-api: .*{TOO_MANY}"), permits("mailer-api", {"one more": 1}):
+        with pytest.raises(WrongCost, match=f"^mailer-api: .*{TOO_MANY}"), permits("mailer-api", {"one-more": 1}):
             pass
 
     def test_while_no_rules_can_be_read_the_bound_holds_too(
@@ -154,7 +162,7 @@ class TestNotDeclared:
         monkeypatch.setattr(rules._loader, "_query", fail)
         fill(check)
         with pytest.raises(WrongCost, match=TOO_MANY):
-            check(WHO, costs={"one more": 1})
+            check(WHO, costs={"one-more": 1})
         assert {total.meter for total in process_totals.totals()} == {f"model-{n}" for n in range(MAX_FURTHER)}
 
 
@@ -168,7 +176,7 @@ class TestMemory:
         refused = 0
         for number in range(number_of):
             try:
-                check(WHO, costs={f"name {number} {meter}": 1 for meter in range(each)})
+                check(WHO, costs={f"name-{number}-{meter}": 1 for meter in range(each)})
             except WrongCost:
                 refused += 1
         assert refused == number_of - MAX_FURTHER // each
