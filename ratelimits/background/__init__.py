@@ -61,9 +61,14 @@ class Background:
         # handler can call `put` while it interrupts a `put` of its own thread.
         self._orders: queue.SimpleQueue[threading.Event | None] = queue.SimpleQueue()
 
+    @property
+    def allowed(self) -> bool:
+        """Whether the thread may be started: see `write_no_rows`."""
+        return _may_write_rows or not self._writes_rows
+
     def start(self) -> None:
         """Start the thread of this process if it does not run. If it cannot start now, a later call tries again."""
-        if self.running or (self._writes_rows and not _may_write_rows):
+        if self.running or not self.allowed:
             return
         with self._starting:
             if not self.running:

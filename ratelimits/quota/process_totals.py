@@ -258,8 +258,14 @@ def _rename() -> None:
 
 
 def _start() -> None:
-    if _write is not None and conf.PROCESS_TOTALS_INTERVAL > 0:
+    if _write is None or not _background.allowed:
+        return
+    if conf.PROCESS_TOTALS_INTERVAL > 0:
         _background.start()
+        return
+    with _lock:  # Nobody will read these totals, so do not keep them.
+        _new_admissions.clear()
+        _totals.clear()
 
 
 _background = Background(

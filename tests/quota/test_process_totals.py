@@ -213,3 +213,28 @@ def test_totals_that_cannot_be_written_are_bounded_and_none_that_is_missing_from
     found = process_totals.totals()
     assert len(found) <= 11
     assert sum(units for place, (_requests, units) in found.items() if place.kind == "unmetered") == 200
+
+
+COUNTS_WITHOUT_TOTALS = """
+import django
+django.setup()
+from ratelimits.quota import process_totals
+for number in range(30_000):
+    process_totals.admitted(f"account:{number}", {"requests": 1}, number * 900_000_000)
+    process_totals.unmetered(f"{number}", "api_key:1", {"requests": 1})
+print(len(process_totals._new_admissions) + len(process_totals._totals))
+"""
+
+
+@pytest.mark.parametrize("interval", [0, 3600])
+def test_totals_that_nobody_writes_are_not_kept(interval: int) -> None:
+    setting = f"from django.conf import settings\nsettings.RATELIMITS['PROCESS_TOTALS_INTERVAL'] = {interval}\n"
+    stop = "import os, sys; sys.stdout.flush(); os._exit(0)"  # without a last write
+    done = subprocess.run(
+        [sys.executable, "-c", setting + COUNTS_WITHOUT_TOTALS + stop],
+        env={**os.environ, "DATABASE_URL": "sqlite:///:memory:"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert (int(done.stdout) == 0) == (interval == 0)
