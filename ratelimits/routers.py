@@ -1,12 +1,28 @@
-"""A database router for projects whose `RATELIMITS["DATABASE"]` is not "default"."""
+"""Which database has the app's tables: a router for projects with several databases, and the kinds that are refused."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-from django.db import models, router
+from django.apps import apps as installed_apps
+from django.conf import settings
+from django.core.management.base import CommandError
+from django.db import connections, models, router
 
 from ratelimits.conf import conf
+
+#: The names of kinds of databases, by the name that Django's backends use.
+_NAMES = {"mysql": "MySQL or MariaDB", "oracle": "Oracle", "microsoft": "Microsoft SQL Server"}
+#: The kinds of databases that can have the app's tables.
+_ALLOWED = ("postgresql", "sqlite")
+
+
+class UnusableDatabase(NamedTuple):
+    """Why a database cannot have the app's tables, and what to do instead."""
+
+    reason: str
+    advice: str
 
 
 class RatelimitsRouter:
@@ -41,3 +57,50 @@ class RatelimitsRouter:
 def _belongs_to_app(row: Any) -> bool:
     """Return whether a model or row belongs to the app."""
     return row is not None and row._meta.app_label == "ratelimits"
+
+
+def refused(using: str) -> UnusableDatabase | None:
+    """Return why a database cannot have the app's tables; None if it can. This does not connect to the database."""
+    connection: Any = connections[using]
+    if connection.vendor not in _ALLOWED:
+        name = _NAMES.get(connection.vendor, repr(connection.vendor))
+        return UnusableDatabase(
+            f"The database {using!r} is {name}, but the tables of ratelimits can only be in PostgreSQL or SQLite.",
+            "Add such a database to DATABASES, name it in RATELIMITS['DATABASE'], and set DATABASE_ROUTERS ="
+            " ['ratelimits.routers.RatelimitsRouter', …]. All other tables can stay where they are.",
+        )
+    if hasattr(connection, "set_tenant") and not _own_names().isdisjoint(_apps_of_tenants()):
+        return UnusableDatabase(
+            "The settings give each tenant its own tables of ratelimits, but the rules, Redis and the ledger belong to"
+            " all tenants together.",
+            "Remove 'ratelimits' from TENANT_APPS or TENANT_TYPES, and add it to SHARED_APPS or the apps of the public"
+            " schema.",
+        )
+    return None
+
+
+def in_tenant(using: str) -> bool:
+    """Return whether a connection of django-tenants is now in the tables of a tenant."""
+    public = getattr(settings, "PUBLIC_SCHEMA_NAME", "public")
+    return getattr(connections[using], "schema_name", public) != public
+
+
+def _own_names() -> set[str]:
+    """Return the names by which settings can list this app."""
+    config = installed_apps.get_app_config("ratelimits")
+    return {config.name, f"{type(config).__module__}.{type(config).__qualname__}"}
+
+
+def _apps_of_tenants() -> Iterator[str]:
+    """Yield the apps of which each tenant of django-tenants has its own tables."""
+    yield from getattr(settings, "TENANT_APPS", None) or ()
+    public = getattr(settings, "PUBLIC_SCHEMA_NAME", "public")
+    for name, options in (getattr(settings, "TENANT_TYPES", None) or {}).items():
+        if name != public:
+            yield from options["APPS"]
+
+
+def refuse_other_databases(apps: Any, schema_editor: Any) -> None:
+    """Raise CommandError in a database that cannot have the app's tables: before the first table, not half-way."""
+    if (problem := refused(schema_editor.connection.alias)) is not None:
+        raise CommandError(" ".join(problem))

@@ -51,6 +51,7 @@ RUN_BY = {
     '"api_views": True': "tests/test_security.py::test_failed_logins_of_an_api_are_limited_by_the_middleware_alone",
     "async def search(request, q: str)": "tests/ninja/test_operations.py::test_the_snippet_of_the_page_runs",
     "def refused(request, answer)": "tests/test_alike.py::test_the_function_of_the_documentation_works",
+    "TENANT_APPS": "tests/test_routers.py::test_the_tenants_of_django_tenants_share_the_tables",
     "class ChatView": "tests/quota/test_settling.py::test_the_view_of_the_page_settles_its_stream",
     "def verified(secret": "tests/alerts/test_deliver.py::test_the_documented_receiver_takes_a_webhook_and_no_other",
     "import json, os, stripe": (

@@ -21,6 +21,7 @@ from ratelimits.embedded import ServerStartError, valkey_binary
 from ratelimits.engine import Unavailable
 from ratelimits.engine.publish import version_in_force
 from ratelimits.models import ConfigVersion
+from ratelimits.routers import in_tenant, refused
 
 
 @checks.register("ratelimits")
@@ -192,12 +193,21 @@ def check_restored(
 
 
 @checks.register("ratelimits")
+def check_database(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Return an error if the database of the rules and the ledger cannot have the app's tables."""
+    if _is_invalid("DATABASE") or (problem := refused(conf.DATABASE)) is None:
+        return []
+    return [checks.Error(problem.reason, hint=problem.advice, id="ratelimits.E014")]
+
+
+@checks.register("ratelimits")
 def check_routers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Return an error if routers put the app's rows into another database than DATABASE.
 
-    Also return an error if the routers do not let the app's rows refer to users.
+    Also return an error if the routers do not let the app's rows refer to users. While django-tenants migrates the
+    tables of a tenant, its router answers for them, not for the tables that all tenants share.
     """
-    if _is_invalid("DATABASE"):
+    if _is_invalid("DATABASE") or refused(conf.DATABASE) is not None or in_tenant(conf.DATABASE):
         return []
     models = apps.get_app_config("ratelimits").get_models()
     elsewhere = [

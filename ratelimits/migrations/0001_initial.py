@@ -12,6 +12,7 @@ import ratelimits.models.keys
 import ratelimits.models.ledger
 import ratelimits.models.rule_parts.start
 import ratelimits.models.users
+import ratelimits.routers
 import simple_history.models
 import uuid
 from decimal import Decimal
@@ -28,6 +29,7 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
+        migrations.RunPython(ratelimits.routers.refuse_other_databases, migrations.RunPython.noop),
         migrations.CreateModel(
             name='Account',
             fields=[
