@@ -16,10 +16,12 @@ from ratelimits.conf import shown
 from ratelimits.identity import aidentify, identify
 from ratelimits.quota import finishing
 from ratelimits.quota.answers.answer import Answer
+from ratelimits.quota.answers.client_costs import Bounds, CostOutOfBounds, check_bounds
 from ratelimits.quota.answers.responses import (
     Cost,
     arefusal,
     costs_of,
+    out_of_bounds,
     refusal,
     scope_of,
     view_name,
@@ -48,6 +50,7 @@ def limited(
     scope: str = "*",
     cost: AnyCost = None,
     key: Key | None = None,
+    cost_bounds: Bounds | None = None,
 ) -> Callable[[View], View]:
     """Limit a view by the rules of `scope`.
 
@@ -55,16 +58,24 @@ def limited(
     request and returns one of these. `key` is the key for rules that count per "key that the view gives":
     "header:X-Tenant", "query:team", "field:email", "arg:pk", a callable that takes the request, or a list of these. The
     answer is set as `request.quota`. Use ratelimits.quota.receipts to settle or refund the request.
+
+    If clients choose the cost in some meters, `cost_bounds` has the lowest and the highest cost in each of these
+    meters, such as {"tokens": (1, 8_000)}. Then a cost can also be the place of a number in the request:
+    {"tokens": "field:max_tokens"}. A request with another cost gets 400.
     """
 
     def decorate(view: View) -> View:
         scope_name = scope_of(scope, view)
         check_key(key)
+        check_bounds(cost_bounds, f"{view_name(view)}, the argument `cost_bounds` of `limited`")
 
         @functools.wraps(view)
         def sync_view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             plain = django_request(request, view)
-            answer = decided(view, request, kwargs, scope_name, cost, key)
+            try:
+                answer = decided(view, request, kwargs, scope_name, cost, key, cost_bounds)
+            except CostOutOfBounds as error:
+                return out_of_bounds(error)
             if not answer.allowed:
                 return refusal(plain, answer)
             with ended_if_it_fails(plain):
@@ -75,7 +86,10 @@ def limited(
         @functools.wraps(view)
         async def async_view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             plain = django_request(request, view)
-            answer = await adecided(view, request, kwargs, scope_name, cost, key)
+            try:
+                answer = await adecided(view, request, kwargs, scope_name, cost, key, cost_bounds)
+            except CostOutOfBounds as error:
+                return out_of_bounds(error)
             if not answer.allowed:
                 return await arefusal(plain, answer)
             async with aended_if_it_fails(plain):
@@ -106,16 +120,22 @@ def django_request(request: Any, view: object) -> HttpRequest:
 
 
 def decided(
-    view: object, request: Any, arguments: Mapping[str, Any], scope: str, cost: AnyCost, key: Key | None
+    view: object,
+    request: Any,
+    arguments: Mapping[str, Any],
+    scope: str,
+    cost: AnyCost,
+    key: Key | None,
+    bounds: Bounds | None,
 ) -> Answer:
     """Decide a request to a view, and wait if its rules say so. Set the answer as `request.quota`, and return it.
 
     `request` is a request of Django or of Django REST framework. `arguments` are the arguments that the view gets from
-    the URL. Raise WrongCost, with the view's name, if the view's
-    cost is not valid.
+    the URL. Raise WrongCost, with the view's name, if the view's cost is not valid, and CostOutOfBounds if its client
+    has chosen a cost that is not valid.
     """
     plain = django_request(request, view)
-    costs = costs_of(cost, request)
+    costs = costs_of(cost, request, bounds=bounds, arguments=arguments)
     identity = identify(request)
     if key is not None:
         identity = with_view_keys(identity, key, AskedView(request, arguments, (request,), view, _PLACE))
@@ -128,11 +148,17 @@ def decided(
 
 
 async def adecided(
-    view: object, request: Any, arguments: Mapping[str, Any], scope: str, cost: AnyCost, key: Key | None
+    view: object,
+    request: Any,
+    arguments: Mapping[str, Any],
+    scope: str,
+    cost: AnyCost,
+    key: Key | None,
+    bounds: Bounds | None,
 ) -> Answer:
     """Do the same as `decided`, in async code."""
     plain = django_request(request, view)
-    costs = costs_of(cost, request)
+    costs = costs_of(cost, request, bounds=bounds, arguments=arguments)
     identity = await aidentify(request)
     if key is not None:
         identity = await awith_view_keys(identity, key, AskedView(request, arguments, (request,), view, _PLACE))

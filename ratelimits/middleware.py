@@ -18,7 +18,16 @@ from ratelimits.conf import conf
 from ratelimits.identity import aidentify, identify
 from ratelimits.quota import finishing
 from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
-from ratelimits.quota.answers.responses import arefusal, costs_of, refusal, scope_of, with_headers, wrong_cost
+from ratelimits.quota.answers.client_costs import CostOutOfBounds
+from ratelimits.quota.answers.responses import (
+    arefusal,
+    costs_of,
+    out_of_bounds,
+    refusal,
+    scope_of,
+    with_headers,
+    wrong_cost,
+)
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
 from ratelimits.view_keys import AskedView, Key, awith_view_keys, with_view_keys
@@ -59,8 +68,10 @@ def limits_of(request: HttpRequest) -> ViewLimits | None:
     requests itself, so usually the middleware does not limit these requests.
 
     If the path has the option `api_views`, the middleware limits the requests of all views, and uses only the options
-    of the path. Without this option, it uses the view's attributes `throttle_scope`, `throttle_cost` and
-    `throttle_key`. For an attribute that does not exist, it uses the option of the path.
+    of the path. Without this option, it uses the view's attributes `throttle_scope`, `throttle_cost`,
+    `throttle_cost_bounds` and `throttle_key`. For an attribute that does not exist, it uses the option of the path.
+
+    Raise CostOutOfBounds if the client has chosen a cost that is not valid.
     """
     paths = conf.PATHS
     prefix = next((prefix for prefix in paths if request.path_info.startswith(prefix)), None)
@@ -83,7 +94,9 @@ def limits_of(request: HttpRequest) -> ViewLimits | None:
     key, place = getattr(attributes, "throttle_key", None), "throttle_key"
     if not key:
         key, place = options.get("key"), f"RATELIMITS['PATHS'][{prefix!r}]['key']"
-    costs = ONE_REQUEST if cost is None else costs_of(cost, request)
+    bounds = getattr(attributes, "throttle_cost_bounds", None)
+    bounds = options.get("cost_bounds") if bounds is None else bounds
+    costs = ONE_REQUEST if cost is None else costs_of(cost, request, bounds=bounds, arguments=arguments)
     return ViewLimits(scope if isinstance(scope, str) else scope_of(scope, view), costs, key, place, arguments, view)
 
 
@@ -124,7 +137,10 @@ class QuotaMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         if self._async:
             return self._answer(request)
-        limited = limits_of(request)
+        try:
+            limited = limits_of(request)
+        except CostOutOfBounds as error:
+            return out_of_bounds(error)
         if limited is not None:
             identity = identify(request)
             if limited.key is not None:
@@ -145,7 +161,10 @@ class QuotaMiddleware:
         return _with_headers(response, request)
 
     async def _answer(self, request: HttpRequest) -> HttpResponseBase:
-        limited = limits_of(request)
+        try:
+            limited = limits_of(request)
+        except CostOutOfBounds as error:
+            return out_of_bounds(error)
         if limited is not None:
             identity = await aidentify(request)
             if limited.key is not None:

@@ -117,6 +117,14 @@ def sources_of(key: Key) -> list[KeySource]:
     return sources
 
 
+def read(place: str, request: Any, arguments: Mapping[str, Any]) -> Any:
+    """Return the value at a place in a request, such as "field:max_tokens"; None if the request has no such value.
+
+    `arguments` are the arguments in the URL. Raise ImproperlyConfigured if the text is not a place.
+    """
+    return _source_and_reader(place)[1](request, arguments)
+
+
 _OWN_NAMES = "Each key needs a name of its own. All lambdas of a module have the same name, so use `def` instead."
 
 

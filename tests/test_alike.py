@@ -39,7 +39,7 @@ from ratelimits.quota import receipts
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.costs import WrongCost
 from ratelimits.throttling import QuotaThrottle
-from tests.support.entry_points import away, begin_afresh
+from tests.support.entry_points import away, begin_afresh, counted
 from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -56,13 +56,20 @@ def _request(user: Any, team: str = "", data: Any = None, **meta: Any) -> HttpRe
 
 
 def throttle(
-    scope: str = "*", key: Any = None, cost: Any = None, user: Any = None, team: str = "7", **more: Any
+    scope: str = "*",
+    key: Any = None,
+    cost: Any = None,
+    user: Any = None,
+    team: str = "7",
+    bounds: Any = None,
+    **more: Any,
 ) -> HttpResponseBase:
     class View(APIView):
         permission_classes = ()
         throttle_scope = scope
         throttle_cost = staticmethod(lambda request, view: cost(request)) if callable(cost) else cost
         throttle_key = staticmethod(lambda request, view: key(request)) if callable(key) else key
+        throttle_cost_bounds = bounds
 
         def get(self, request: Request, team: str) -> Response:
             return Response()
@@ -77,9 +84,15 @@ def throttle(
 
 
 def decorator(
-    scope: str = "*", key: Any = None, cost: Any = None, user: Any = None, team: str = "7", **more: Any
+    scope: str = "*",
+    key: Any = None,
+    cost: Any = None,
+    user: Any = None,
+    team: str = "7",
+    bounds: Any = None,
+    **more: Any,
 ) -> HttpResponseBase:
-    @limited(scope, cost, key)
+    @limited(scope, cost, key, bounds)
     def view(request: HttpRequest, team: str) -> HttpResponse:
         return HttpResponse()
 
@@ -87,9 +100,15 @@ def decorator(
 
 
 def async_decorator(
-    scope: str = "*", key: Any = None, cost: Any = None, user: Any = None, team: str = "7", **more: Any
+    scope: str = "*",
+    key: Any = None,
+    cost: Any = None,
+    user: Any = None,
+    team: str = "7",
+    bounds: Any = None,
+    **more: Any,
 ) -> HttpResponseBase:
-    @limited(scope, cost, key)
+    @limited(scope, cost, key, bounds)
     async def view(request: HttpRequest, team: str) -> HttpResponse:
         return HttpResponse()
 
@@ -98,9 +117,16 @@ def async_decorator(
 
 
 def _through_middleware(
-    view: Any, scope: str = "*", key: Any = None, cost: Any = None, user: Any = None, team: str = "7", **more: Any
+    view: Any,
+    scope: str = "*",
+    key: Any = None,
+    cost: Any = None,
+    user: Any = None,
+    team: str = "7",
+    bounds: Any = None,
+    **more: Any,
 ) -> Any:
-    view.throttle_scope, view.throttle_key, view.throttle_cost = scope, key, cost
+    view.throttle_scope, view.throttle_key, view.throttle_cost, view.throttle_cost_bounds = scope, key, cost, bounds
     request: Any = _request(user, team, **more)
     request.urlconf = (path("limited/<str:team>/", view),)
     return QuotaMiddleware(view)(request)
@@ -192,6 +218,70 @@ def test_without_them_a_refusal_has_429_and_says_when_to_try_again(ask: Ask) -> 
     refused: Any = ask()
     assert refused.status_code == 429
     assert "second" in json.loads(refused.content)["detail"]
+
+
+#: Costs that a client can send in a form. The last ones are within the bounds.
+CLIENT_COSTS = [None, "", "lots", "-5", "0", "11", "2.5", "1e1", "٣", str(2**41), "9" * 5000, "nan", "1", "10", "+7"]
+TOKENS = {"requests": 1, "tokens": "field:tokens"}
+
+
+@pytest.mark.parametrize("place", [True, False], ids=["place", "function"])
+def test_a_cost_that_the_client_chooses_is_within_bounds_or_400(
+    ask: Ask, place: bool, redis_client: redis.Redis
+) -> None:
+    rule("tokens", "fixed_window", meter="tokens", capacity=18, period=86_400, key_kind="global")
+    cost: Any = TOKENS if place else lambda request: {"requests": 1, "tokens": request.POST.get("tokens")}
+    forms = [{} if text is None else {"tokens": text} for text in CLIENT_COSTS]
+    answers: list[Any] = [ask(cost=cost, bounds={"tokens": (1, 10)}, data=form) for form in forms]
+    assert [answer.status_code for answer in answers] == [400] * 12 + [200] * 3
+    for answer in answers[:12]:
+        body = json.loads(answer.content)
+        assert body["detail"] == "The cost in tokens must be a whole number from 1 to 10."
+        assert body.get("status", 400) == 400
+    assert counted(redis_client)["a requests 0 - anonymous 1"] == 3
+    assert ask(cost=cost, bounds={"tokens": (1, 10)}, data={"tokens": "1"}).status_code == 429
+
+
+def test_the_text_that_a_function_gives_is_no_place(ask: Ask) -> None:
+    cost = {"cost": lambda request: {"tokens": request.GET.get("tokens")}, "bounds": {"tokens": (1, 10)}}
+    for text in ("query:other", "header:", "call:x", "field:tokens"):
+        assert ask(**cost, QUERY_STRING=urlencode({"tokens": text, "other": "5"})).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "value", [None, "lots", -5, [1], {"a": 1}, True, 2**41, 1.5, 0, 10**400, "", "[]", float("1e300")], ids=repr
+)
+def test_a_cost_in_json_is_within_bounds_or_400(value: Any) -> None:
+    posted: dict[str, Any] = {"cost": TOKENS, "bounds": {"tokens": (1, 10)}, "content_type": "application/json"}
+    refused: Any = throttle(**posted, data=json.dumps({"tokens": value}))
+    assert refused.status_code == 400
+    assert json.loads(refused.content) == {"detail": "The cost in tokens must be a whole number from 1 to 10."}
+    for body in ("[]", "7", "null", '"tokens"', "{}"):
+        assert throttle(**posted, data=body).status_code == 400
+    assert [throttle(**posted, data=f'{{"tokens": {text}}}').status_code for text in ("7", '"7"', "7.0")] == [200] * 3
+
+
+@pytest.mark.parametrize("place", ["query:n", "header:X-Cost", "arg:team"])
+def test_a_cost_can_be_at_another_place(ask: Ask, place: str, redis_client: redis.Redis) -> None:
+    bounds = {"requests": (0, 7)}
+    assert ask(cost=place, bounds=bounds, QUERY_STRING="n=7", HTTP_X_COST="7").status_code == 200
+    assert ask(cost=place, bounds=bounds, QUERY_STRING="n=8", HTTP_X_COST="8", team="8").status_code == 400
+    assert sum(counted(redis_client).values()) == 8
+
+
+@pytest.mark.parametrize(
+    "bounds", [(1, 2), {"tokens": 5}, {"tokens": (5, 1)}, {"tokens": (-1, 1)}, {"tokens": (0, 2**41)}, {7: (0, 1)}]
+)
+def test_bounds_that_are_not_valid_are_said(ask: Ask, bounds: Any) -> None:
+    with pytest.raises(ImproperlyConfigured, match=r"cost_bounds.*Write a dict of meters and the lowest"):
+        ask(cost={"tokens": 1}, bounds=bounds)
+
+
+def test_without_bounds_a_wrong_cost_stays_an_error_of_the_view(ask: Ask) -> None:
+    with pytest.raises(WrongCost, match=r"not 'field:tokens'.*give its bounds \(throttle_cost_bounds\)"):
+        ask(cost=TOKENS, data={"tokens": "5"})
+    with pytest.raises(WrongCost, match="not 'lots'"):
+        ask(cost={"tokens": "field:tokens", "pages": "lots"}, bounds={"tokens": (1, 9)}, data={"tokens": "5"})
 
 
 def own(request: HttpRequest, answer: Answer) -> HttpResponse | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from django.apps import AppConfig
@@ -17,6 +17,7 @@ from ratelimits.conf import conf, shown
 from ratelimits.middleware import QuotaMiddleware
 from ratelimits.models import PeriodUsage, Rule
 from ratelimits.moving.views import FoundView, views
+from ratelimits.quota.answers.client_costs import check_bounds
 from ratelimits.unknown_names.urlconf import decorated_functions
 from ratelimits.view_keys import check_key
 
@@ -128,8 +129,7 @@ def check_view_keys(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> l
 
 def _view_keys(view: FoundView) -> Iterator[Any]:
     """Yield the keys that a view and its throttles give. Leave out a key that is computed for each request."""
-    key = view.option("throttle_key") if view.cls is not None else getattr(view.view, "throttle_key", None)
-    for value in (key, *(getattr(one, "throttle_key", None) for one in _throttles(view))):
+    for value in (_attribute(view, "throttle_key"), *(getattr(one, "throttle_key", None) for one in _throttles(view))):
         if value is not None and not isinstance(value, property):
             yield value
 
@@ -140,6 +140,36 @@ def _key_error(key: Any) -> ImproperlyConfigured | None:
     except ImproperlyConfigured as error:
         return error
     return None
+
+
+@checks.register("ratelimits")
+def check_costs(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Return an error for each view whose cost, or the bounds of whose cost, each request would find wrong."""
+    return [
+        checks.Error(f"The cost of {view.name} is not valid.", hint=hint, obj=view.name, id="ratelimits.E012")
+        for view in _views()
+        if (hint := _cost_error(_attribute(view, "throttle_cost"), _attribute(view, "throttle_cost_bounds")))
+    ]
+
+
+def _attribute(view: FoundView, name: str) -> Any:
+    return view.option(name) if view.cls is not None else getattr(view.view, name, None)
+
+
+def _cost_error(cost: Any, bounds: Any) -> str:
+    """Return what is wrong with a cost and its bounds; "" if nothing is, or if they are computed for each request."""
+    if isinstance(bounds, property):
+        return ""
+    try:
+        check_bounds(bounds, "throttle_cost_bounds")
+        for meter, value in (cost if isinstance(cost, Mapping) else {"requests": cost}).items():
+            if isinstance(value, str) and meter not in (bounds or {}):
+                return f"throttle_cost_bounds has no bounds for {shown(meter)}, whose cost is {shown(value)}."
+            if isinstance(value, str):
+                check_key(value)
+    except ImproperlyConfigured as error:
+        return str(error)
+    return ""
 
 
 @checks.register("ratelimits", checks.Tags.database)

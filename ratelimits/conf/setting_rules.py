@@ -21,6 +21,8 @@ LONGEST_CALL = 3600
 LONGEST_POST = 100
 #: Maximum characters of a text in a report's column, such as the name of a meter or a unit.
 LONGEST_UNIT = 255
+#: Maximum cost of a request in one meter.
+MAX_COST = 2**40
 #: Maximum number of names in METERS.
 MOST_METERS = 1_000
 #: In TRUSTED_PROXIES: a proxy that connects by a unix socket, and so has no address.
@@ -106,10 +108,27 @@ _FLAG = SettingRule("True or False.", lambda value: isinstance(value, bool))
 #: no scope has a space, a colon or a comma.
 _PATH_OPTIONS: dict[str, Callable[[Any], bool]] = {
     "scope": lambda value: _is_text(value) and re.fullmatch(r"\*|[^\s:,*]+", value) is not None,
-    "cost": lambda value: isinstance(value, int | dict) or callable(value),
+    "cost": lambda value: isinstance(value, int | dict) or callable(value) or _is_key(value),
+    "cost_bounds": lambda value: are_bounds(value),
     "api_views": lambda value: isinstance(value, bool),
     "key": lambda value: all(map(_is_key, value)) if isinstance(value, list | tuple) else _is_key(value),
 }
+
+
+#: Says which bounds of costs are valid.
+BOUNDS = 'a dict of meters and the lowest and highest cost in each, such as {"tokens": (1, 8_000)}.'
+
+
+def are_bounds(value: Any) -> bool:
+    """Return whether a value is valid as the bounds of the costs that clients choose, by meter."""
+    return isinstance(value, dict) and all(
+        _is_text(meter)
+        and isinstance(bounds, list | tuple)
+        and len(bounds) == 2
+        and all(map(_is_whole(0, MAX_COST), bounds))
+        and bounds[0] <= bounds[1]
+        for meter, bounds in value.items()
+    )
 
 
 def _is_key(value: Any) -> bool:

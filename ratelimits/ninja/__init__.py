@@ -16,7 +16,8 @@ from django.http.response import HttpResponseBase
 
 from ratelimits.decorators import AnyCost, adecided, aended_if_it_fails, decided, ended_if_it_fails
 from ratelimits.quota.answers.answer import Answer
-from ratelimits.quota.answers.responses import arefusal, refusal, scope_of, with_headers
+from ratelimits.quota.answers.client_costs import Bounds, CostOutOfBounds, check_bounds
+from ratelimits.quota.answers.responses import arefusal, out_of_bounds, refusal, scope_of, view_name, with_headers
 from ratelimits.view_keys import Key, check_key
 
 Operation = TypeVar("Operation", bound=Callable[..., Any])
@@ -28,6 +29,7 @@ def limited(
     scope: str = "*",
     cost: AnyCost = None,
     key: Key | None = None,
+    cost_bounds: Bounds | None = None,
 ) -> Callable[[Operation], Operation]:
     """Limit an operation by the rules of `scope`.
 
@@ -39,11 +41,15 @@ def limited(
     def decorate(operation: Operation) -> Operation:
         scope_name = scope_of(scope, operation)
         check_key(key)
+        check_bounds(cost_bounds, f"{view_name(operation)}, the argument `cost_bounds` of `limited`")
         signature, response_name = _with_response(operation)
 
         @functools.wraps(operation)
         def sync_operation(request: HttpRequest, **values: Any) -> Any:
-            answer = decided(operation, request, values, scope_name, cost, key)
+            try:
+                answer = decided(operation, request, values, scope_name, cost, key, cost_bounds)
+            except CostOutOfBounds as error:
+                return out_of_bounds(error)
             _write_headers(answer, values, response_name)
             if not answer.allowed:
                 return refusal(request, answer)
@@ -52,7 +58,10 @@ def limited(
 
         @functools.wraps(operation)
         async def async_operation(request: HttpRequest, **values: Any) -> Any:
-            answer = await adecided(operation, request, values, scope_name, cost, key)
+            try:
+                answer = await adecided(operation, request, values, scope_name, cost, key, cost_bounds)
+            except CostOutOfBounds as error:
+                return out_of_bounds(error)
             _write_headers(answer, values, response_name)
             if not answer.allowed:
                 return await arefusal(request, answer)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ratelimits.conf import shown
+from ratelimits.conf.setting_rules import MAX_COST
 from ratelimits.engine.keys import LONGEST_NAME
 
-#: Maximum cost of a request in one meter.
-MAX_COST = 2**40
+_HINT = ". If clients choose it, give its bounds (throttle_cost_bounds)"
 #: Maximum number of meters that count one request.
 MAX_METERS = 16
 
@@ -35,7 +35,11 @@ def valid_costs(costs: Mapping[str, int]) -> Mapping[str, int]:
                 f"a meter has at most {LONGEST_NAME} characters and does not begin with '~': {shown(name)} is wrong"
             )
         if not _is_cost(cost):
-            raise WrongCost(f"the cost in {shown(meter)} must be a whole number from 0 to 2**40, not {shown(cost)}")
+            wrong: object = cost
+            hint = _HINT if isinstance(wrong, str) else ""
+            raise WrongCost(
+                f"the cost in {shown(meter)} must be a whole number from 0 to 2**40, not {shown(cost)}{hint}"
+            )
         if type(cost) is not int:
             all_int = False
     # Convert other types to int, because Python cannot add numbers of all types, such as a float and a Decimal.

@@ -6,6 +6,7 @@ charged.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from django.http.response import HttpResponseBase
@@ -18,6 +19,7 @@ from ratelimits.conf import conf
 from ratelimits.identity import identify
 from ratelimits.quota import finishing
 from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
+from ratelimits.quota.answers.client_costs import CostOutOfBounds
 from ratelimits.quota.answers.responses import costs_of, own_refusal, scope_of, with_headers, wrong_cost
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.waiting import check_and_wait
@@ -58,6 +60,13 @@ class QuotaRefused(Throttled):
                 self.detail = ErrorDetail(rule.refusal_text, self.default_code)
 
 
+class CostRefused(APIException):
+    """Raised if the client has chosen a cost beyond the view's `throttle_cost_bounds`."""
+
+    status_code = 400
+    default_code = "cost"
+
+
 class QuotaThrottle(BaseThrottle):
     """The throttle class: it decides requests by the rules in the admin.
 
@@ -65,6 +74,10 @@ class QuotaThrottle(BaseThrottle):
     a whole number of permits of the meter "requests", or a mapping of meters to such numbers, for example
     {"requests": 1, "tokens": 250}, or a callable that takes (request, view) and returns one of these. `request.quota`
     is the answer. With the receipt in the answer's decision, the request can be refunded or settled.
+
+    If clients choose the cost in some meters, `throttle_cost_bounds` has the lowest and the highest cost in each of
+    these meters, such as {"tokens": (1, 8_000)}. Then a cost can also be the place of a number in the request:
+    {"requests": 1, "tokens": "field:max_tokens"}. A request with another cost gets 400.
 
     A view, or a subclass of this class, can have a `throttle_key` for rules that count per "key that the view gives":
     "header:X-Tenant", "query:team", "field:email", "arg:pk", a callable that takes (request, view), or a list of these.
@@ -77,19 +90,15 @@ class QuotaThrottle(BaseThrottle):
         """Return whether the request may proceed, and charge it. Add the RateLimit fields to the view's headers.
 
         Raise QuotaUnavailable if a failure policy refuses the request, QuotaBlocked if a block refuses it, QuotaRefused
-        if a rule with its own status or text refuses it, and WrongCost if the view's cost is not valid. If the project
+        if a rule with its own status or text refuses it, CostRefused if the client's cost is not within its bounds, and
+        WrongCost if the view's cost is not valid. If the project
         has its own response to refused requests (REFUSAL_RESPONSE), each refusal raises one of the first three errors,
         and the view answers the error with this response.
         """
         # Use Django's request: the middleware reads the answer from it, and DRF's request is slower.
         django_request: Any = getattr(request, "_request", request)
         cost = getattr(view, "throttle_cost", None)
-        if cost is None:
-            costs = ONE_REQUEST
-        elif callable(cost) and getattr(cost, "__self__", None) is view:
-            costs = costs_of(cost, request)  # A method of the view has the view as `self`.
-        else:
-            costs = costs_of(cost, request, view)
+        costs = ONE_REQUEST if cost is None else _costs(cost, request, view)
         scope = getattr(view, "throttle_scope", None) or "*"
         if not isinstance(scope, str):
             scope = scope_of(scope, view)
@@ -122,6 +131,17 @@ class QuotaThrottle(BaseThrottle):
     def wait(self) -> float | None:
         """Return the seconds until the same request would be admitted. Return None if it can never be admitted."""
         return self._answer.retry_after if self._answer is not None else None
+
+
+def _costs(cost: Any, request: Request, view: APIView) -> Mapping[str, int]:
+    """Return the costs of a view by meter. Raise CostRefused if the client's cost is not valid."""
+    # A method of the view has the view as `self`.
+    about = (request,) if callable(cost) and getattr(cost, "__self__", None) is view else (request, view)
+    bounds, arguments = getattr(view, "throttle_cost_bounds", None), getattr(view, "kwargs", None)
+    try:
+        return costs_of(cost, *about, bounds=bounds, arguments=arguments)
+    except CostOutOfBounds as error:
+        raise CostRefused(str(error)) from None
 
 
 def raise_refusal(request: Any, answer: Answer, view: Any) -> None:

@@ -238,6 +238,42 @@ class Twice(Keyed):
     throttle_key = ["arg:pk", "arg:pk"]
 
 
+class Costly(APIView):
+    throttle_cost: Any = {"requests": 1, "tokens": "field:max_tokens"}
+    throttle_cost_bounds: Any = {"tokens": (1, 8_000)}
+
+
+class Unbounded(Costly):
+    throttle_cost_bounds = None
+
+
+class WronglyBounded(Costly):
+    throttle_cost_bounds = {"tokens": 8_000}
+
+
+class Nowhere(Costly):
+    throttle_cost = {"tokens": "max_tokens"}
+
+
+class Computed(Costly):
+    throttle_cost_bounds = property(lambda self: {"tokens": (1, 2)})
+
+
+def test_a_cost_of_a_view_that_no_request_could_have_is_an_error() -> None:
+    views = Costly, Unbounded, WronglyBounded, Nowhere, Computed
+    found = messages(ROOT_URLCONF=urlconf(*(path(f"{one.__name__}/", one.as_view()) for one in views)))
+    assert {one.id for one in found} == {"ratelimits.E012"}
+    errors = {one.msg: str(one.hint) for one in found}
+    assert errors[f"The cost of {__name__}.Unbounded is not valid."] == (
+        "throttle_cost_bounds has no bounds for 'tokens', whose cost is 'field:max_tokens'."
+    )
+    assert (
+        "{'tokens': 8000} is not valid. Write a dict" in errors[f"The cost of {__name__}.WronglyBounded is not valid."]
+    )
+    assert "'max_tokens'" in errors[f"The cost of {__name__}.Nowhere is not valid."]
+    assert len(errors) == 3
+
+
 class KeyedThrottle(QuotaThrottle):
     throttle_key = "cookie:session"
 

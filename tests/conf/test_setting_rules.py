@@ -50,6 +50,9 @@ WRONG: dict[str, list[Any]] = {
     "PATHS": [
         "/files/",
         None,
+        *({"/": {"cost_bounds": {"tokens": wrong}}} for wrong in (8, (2, 1), (0, 2**41), (1, 2, 3), (True, 2))),
+        *({"/": {"cost_bounds": []}}, {"/": {"cost_bounds": None}}, {"/": {"cost_bounds": {7: (0, 1)}}}),
+        {"/": {"cost": "lots"}},
         ["files/"],
         [""],
         [7],
@@ -139,6 +142,8 @@ RIGHT: dict[str, list[Any]] = {
         ("/api/",),
         {"/api/": {}, "/admin/": {"scope": "a", "cost": {"tokens": 2}, "key": "arg:pk"}},
         {"/": {"key": ["header:X-Tenant", "field:email|lower", str]}},
+        {"/": {"cost": {"tokens": "field:n"}, "cost_bounds": {"tokens": (1, 8_000), "requests": [0, 2**40]}}},
+        {"/": {"cost": "query:n", "cost_bounds": {"requests": (1, 1)}}},
     ],
     "UNITS": [{"traffic": "MB"}],
     "MAX_WAITING": [0],

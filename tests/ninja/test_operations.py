@@ -71,6 +71,18 @@ async def aplain(request: HttpRequest, number: int) -> HttpResponse:
     return HttpResponse("plain")
 
 
+@api.get("/chosen")
+@limited("chosen", cost="query:tokens", cost_bounds={"requests": (1, 9)})
+def chosen(request: HttpRequest) -> str:
+    return "chosen"
+
+
+@api.get("/achosen")
+@limited("chosen", cost="query:tokens", cost_bounds={"requests": (1, 9)})
+async def achosen(request: HttpRequest) -> str:
+    return "chosen"
+
+
 @api.get("/broken")
 @limited("notes")
 def broken(request: HttpRequest) -> str:
@@ -138,6 +150,14 @@ def test_a_meter_that_is_not_known_is_an_error_that_names_the_operation(settings
         Client().get("/api/plain/1")
 
 
+@pytest.mark.parametrize("name", ["chosen", "achosen"])
+def test_a_cost_that_the_client_chooses_is_within_bounds_or_400(name: str) -> None:
+    answers = [Client().get(f"/api/{name}", {"tokens": tokens}) for tokens in ("lots", "10", "9")]
+    assert [answer.status_code for answer in answers] == [400, 400, 200]
+    assert answers[0]["Content-Type"] == "application/problem+json"
+    assert answers[0].json()["detail"] == "The cost in requests must be a whole number from 1 to 9."
+
+
 def test_a_server_error_is_refunded() -> None:
     rule("burst", "fixed_window", scope="notes", capacity=1, period=3600)
     client = Client(raise_request_exception=False)
@@ -158,7 +178,7 @@ def test_an_operation_without_the_decorator_is_not_limited() -> None:
 
 def test_the_scopes_of_operations_are_known(settings: Any) -> None:
     settings.ROOT_URLCONF = "tests.ninja.test_operations"
-    assert named_by_views().scopes == frozenset({"*", "notes", "mine", "plain"})
+    assert named_by_views().scopes == frozenset({"*", "notes", "mine", "plain", "chosen"})
 
 
 def test_the_snippet_of_the_page_runs() -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from django.db.models import Sum
 from django.test import RequestFactory
+from rest_framework.response import Response
+from rest_framework.views import APIView
 
 from ratelimits.identity import Identity
 from ratelimits.models import PeriodUsage
@@ -22,6 +24,7 @@ from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
 from tests.support.entry_points import begin_afresh
 from tests.support.rows import rule
+from tests.support.snippets import snippet
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
 
@@ -94,10 +97,23 @@ def test_the_view_of_the_page_settles_its_stream() -> None:
     answers = [_posted(view, 90) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [200, 200]
     assert _posted(view, 98).status_code == 429
+    wrong: list[Any] = ["lots", -5, None, [], 2**41, 8_001]
+    bodies: list[Any] = [{}, *({"max_tokens": value} for value in wrong), [], None]
+    for body in bodies:
+        assert _posted(view, body).status_code == 400
 
 
-def _posted(view: Callable[..., Any], tokens: int) -> Any:
-    response = view(RequestFactory().post("/", {"max_tokens": tokens}))
-    if response.status_code == 200:
+def test_the_view_of_the_page_about_costs_has_bounds() -> None:
+    names: dict[str, Any] = {"APIView": APIView}
+    exec(snippet("class Answers").text, names)
+    names["Answers"].post = lambda self, request: Response()
+    view = names["Answers"].as_view(permission_classes=[])
+    assert [_posted(view, tokens).status_code for tokens in (8_000, 8_001, 0)] == [200, 400, 400]
+
+
+def _posted(view: Callable[..., Any], body: Any) -> Any:
+    body = {"max_tokens": body} if isinstance(body, int) else body
+    response = view(RequestFactory().post("/", body, content_type="application/json"))
+    if response.status_code == 200 and response.streaming:
         assert b"".join(response.streaming_content) == b"abc"
     return response

@@ -17,22 +17,42 @@ from django.utils.functional import Promise
 from ratelimits.conf import conf, shown
 from ratelimits.quota import headers
 from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
+from ratelimits.quota.answers.client_costs import Bounds, CostOutOfBounds, at_places, check_bounds, within
 from ratelimits.quota.costs import WrongCost
 
-Cost = int | Mapping[str, int]
+Cost = int | str | Mapping[str, int | str]
+_PROBLEM = "application/problem+json"
 
 
-def costs_of(cost: Cost | Callable[..., Cost] | None, *about: Any) -> Mapping[str, int]:
+def costs_of(
+    cost: Cost | Callable[..., Cost] | None,
+    *about: Any,
+    bounds: Bounds | None = None,
+    arguments: Mapping[str, Any] | None = None,
+) -> Mapping[str, int]:
     """Return a view's costs by meter.
 
     None means one request. A number is the cost in the meter "requests". A callable is called with the arguments
-    `about`, and returns None, a number or a mapping.
+    `about`, of which the first is the request, and returns None, a number or a mapping. In the meters of `bounds`, the
+    client chooses the cost. `arguments` are the arguments in the URL. Raise CostOutOfBounds if the client's cost is not
+    valid.
     """
-    if callable(cost):
-        cost = cost(*about)
-    if cost is None:
+    value = cost(*about) if callable(cost) else cost
+    if value is None:
         return ONE_REQUEST
-    return cost if isinstance(cost, Mapping) else {"requests": cost}
+    costs: Mapping[str, Any] = value if isinstance(value, Mapping) else {"requests": value}
+    if bounds is None:
+        return costs
+    check_bounds(bounds, "throttle_cost_bounds")
+    if not callable(cost):  # the text that a function returns is the client's, and no place
+        costs = at_places(costs, bounds, about[0], arguments or {})
+    return within(costs, bounds)
+
+
+def out_of_bounds(error: CostOutOfBounds) -> HttpResponse:
+    """Return the response to a request whose client has chosen a cost beyond the bounds of the view."""
+    body = {"title": "Bad Request", "status": 400, "detail": str(error)}
+    return JsonResponse(body, status=400, content_type=_PROBLEM)
 
 
 def wrong_cost(error: WrongCost, view: object) -> WrongCost:
@@ -96,7 +116,7 @@ def _problem(answer: Answer) -> HttpResponse:
         rule = answer.binding
         status, text = (rule.refusal_status, rule.refusal_text) if rule is not None else (429, "")
         body = headers.problem([rule.name] if rule is not None else [], answer.retry_after, status, text)
-    return JsonResponse(body, status=status, headers=answer.headers(), content_type="application/problem+json")
+    return JsonResponse(body, status=status, headers=answer.headers(), content_type=_PROBLEM)
 
 
 def with_headers(response: HttpResponseBase, answer: Answer) -> HttpResponseBase:
