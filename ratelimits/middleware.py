@@ -18,6 +18,7 @@ from ratelimits.conf import conf
 from ratelimits.identity import aidentify, identify
 from ratelimits.quota import finishing
 from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
+from ratelimits.quota.answers.caching import kept_for_caller
 from ratelimits.quota.answers.client_costs import CostOutOfBounds
 from ratelimits.quota.answers.responses import (
     arefusal,
@@ -116,7 +117,7 @@ def _with_headers(response: HttpResponseBase, request: HttpRequest) -> HttpRespo
     An entry point behind the middleware cannot add them if its view raises an error: the framework makes the response.
     """
     answer = vars(request).get("quota")  # a project may use this name for something else
-    return with_headers(response, answer) if isinstance(answer, Answer) else response
+    return with_headers(response, answer) if isinstance(answer, Answer) else kept_for_caller(response)
 
 
 class QuotaMiddleware:

@@ -62,6 +62,7 @@ def throttle(
     user: Any = None,
     team: str = "7",
     bounds: Any = None,
+    sent: Any = None,
     **more: Any,
 ) -> HttpResponseBase:
     class View(APIView):
@@ -72,7 +73,7 @@ def throttle(
         throttle_cost_bounds = bounds
 
         def get(self, request: Request, team: str) -> Response:
-            return Response()
+            return Response(headers=sent)
 
         post = get
 
@@ -90,11 +91,12 @@ def decorator(
     user: Any = None,
     team: str = "7",
     bounds: Any = None,
+    sent: Any = None,
     **more: Any,
 ) -> HttpResponseBase:
     @limited(scope, cost, key, bounds)
     def view(request: HttpRequest, team: str) -> HttpResponse:
-        return HttpResponse()
+        return HttpResponse(headers=sent)
 
     return view(_request(user, team, **more), team=team)
 
@@ -106,11 +108,12 @@ def async_decorator(
     user: Any = None,
     team: str = "7",
     bounds: Any = None,
+    sent: Any = None,
     **more: Any,
 ) -> HttpResponseBase:
     @limited(scope, cost, key, bounds)
     async def view(request: HttpRequest, team: str) -> HttpResponse:
-        return HttpResponse()
+        return HttpResponse(headers=sent)
 
     response: HttpResponseBase = asyncio.run(view(_request(user, team, **more), team=team))
     return response
@@ -132,16 +135,16 @@ def _through_middleware(
     return QuotaMiddleware(view)(request)
 
 
-def middleware(**asked: Any) -> HttpResponseBase:
+def middleware(sent: Any = None, **asked: Any) -> HttpResponseBase:
     def view(request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
+        return HttpResponse(headers=sent)
 
     return cast("HttpResponseBase", _through_middleware(view, **asked))
 
 
-def async_middleware(**asked: Any) -> HttpResponseBase:
+def async_middleware(sent: Any = None, **asked: Any) -> HttpResponseBase:
     async def view(request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
+        return HttpResponse(headers=sent)
 
     return asyncio.run(cast("Coroutine[Any, Any, HttpResponseBase]", _through_middleware(view, **asked)))
 
@@ -282,6 +285,84 @@ def test_without_bounds_a_wrong_cost_stays_an_error_of_the_view(ask: Ask) -> Non
         ask(cost=TOKENS, data={"tokens": "5"})
     with pytest.raises(WrongCost, match="not 'lots'"):
         ask(cost={"tokens": "field:tokens", "pages": "lots"}, bounds={"tokens": (1, 9)}, data={"tokens": "5"})
+
+
+@pytest.mark.parametrize("status", [402, 403, 404, 429, 503])
+def test_no_cache_may_store_a_refusal(ask: Ask, status: int) -> None:
+    rule("trial", "fixed_window", capacity=0, refusal_status=status)
+    refused = ask()
+    assert (refused.status_code, refused.headers["Cache-Control"]) == (status, "no-store, private")
+
+
+def test_no_cache_may_store_a_block_or_an_answer_without_redis_or_to_a_wrong_cost(ask: Ask, settings: Any) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "FAILURE_POLICY": "deny"}
+    assert ask(cost=lambda request: "lots", bounds={"requests": (1, 2)}).headers["Cache-Control"] == "no-store, private"
+    Access.objects.create(target="203.0.113.9", reason="attack")
+    blocked = ask(REMOTE_ADDR="203.0.113.9")
+    assert (blocked.status_code, blocked.headers["Cache-Control"]) == (403, "no-store, private")
+    rule("few", capacity=1)
+    away(settings, free_port())
+    unavailable = ask()
+    assert (unavailable.status_code, unavailable.headers["Cache-Control"]) == (503, "no-store, private")
+
+
+CACHEABLE = {"Cache-Control": "max-age=60", "CDN-Cache-Control": "max-age=9"}
+
+
+def cacheable(request: HttpRequest, answer: Answer) -> HttpResponse:
+    """Return a page for a refusal that says by itself that caches may store it."""
+    return HttpResponse(
+        "slow down", status=200, headers={"Cache-Control": "max-age=60", "CDN-Cache-Control": "max-age=9"}
+    )
+
+
+def kept_by_the_browser(request: HttpRequest, answer: Answer) -> HttpResponse:
+    return HttpResponse("slow down", status=410, headers={"Cache-Control": "private, max-age=5"})
+
+
+@pytest.mark.parametrize(
+    ("function", "said"), [(cacheable, "no-store, private"), (kept_by_the_browser, "private, max-age=5")]
+)
+def test_no_shared_cache_may_store_a_response_of_the_project_to_a_refusal(
+    ask: Ask, settings: Any, function: Any, said: str
+) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "REFUSAL_RESPONSE": function}
+    rule("nothing", capacity=0)
+    refused = ask()
+    # Django REST framework puts its own fields over those of the response.
+    assert refused.headers["Cache-Control"] in (said, "no-store, private")
+    assert "CDN-Cache-Control" not in refused.headers
+
+
+#: What a view says about caches, and what the client receives. None: without the RateLimit fields.
+CACHING: list[tuple[dict[str, str], str | None]] = [
+    ({}, "private"),
+    ({"Cache-Control": "max-age=60"}, "max-age=60, private"),
+    ({"Cache-Control": "Private, max-age=60"}, "Private, max-age=60"),
+    ({"Cache-Control": "no-store"}, "no-store"),
+    ({"Cache-Control": 'max-age=60, private="Set-Cookie"'}, 'max-age=60, private="Set-Cookie", private'),
+    ({"Cache-Control": "public, max-age=60"}, None),
+    ({"Cache-Control": "max-age=0, S-MaxAge=60"}, None),
+    ({"CDN-Cache-Control": "max-age=60"}, None),
+    ({"Cache-Control": "private", "Surrogate-Control": "max-age=60"}, None),
+]
+
+
+@pytest.mark.parametrize(("sent", "received"), CACHING)
+def test_no_shared_response_has_the_fields_of_one_caller(
+    ask: Ask, settings: Any, sent: dict[str, str], received: str | None
+) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "X_RATELIMIT_HEADERS": True}
+    unlimited = ask(sent=sent)
+    assert unlimited.headers.get("Cache-Control") == sent.get("Cache-Control")
+    rule("few", capacity=5)
+    limited_ = ask(sent=sent)
+    if received is None:
+        assert limited_.headers.get("Cache-Control") == sent.get("Cache-Control")
+        assert not [name for name in limited_.headers if "ratelimit" in name.lower()]
+    else:
+        assert limited_.headers["Cache-Control"] == received
+        assert {"RateLimit", "RateLimit-Policy", "X-RateLimit-Limit"} <= {*limited_.headers}
 
 
 def own(request: HttpRequest, answer: Answer) -> HttpResponse | None:

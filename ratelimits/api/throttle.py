@@ -23,6 +23,7 @@ from ratelimits.quota.standings import UNAVAILABLE, Choice, run_uncounted
 from ratelimits.rules import Selection, Snapshot
 from ratelimits.signals import request_refused
 from ratelimits.throttling import QuotaBlocked, QuotaUnavailable
+from ratelimits.throttling.view_headers import add_fields
 
 if TYPE_CHECKING:
     from rest_framework.views import APIView
@@ -83,14 +84,12 @@ class UnbilledThrottle(BaseThrottle):
             observing.observe(answer, scope, started, perf_counter_ns())
         if not answer.allowed and request_refused.receivers:
             observing.refused(answer, identity, scope, request.method or "")
+        add_fields(request, view, answer.headers())
         if answer.unavailable:
             raise QuotaUnavailable
         finishing.begin(getattr(request, "_request", request), answer)
         if answer.access is not None and not answer.allowed:
             raise QuotaBlocked(answer.access)
-        headers = getattr(view, "headers", None)
-        if headers is not None:
-            headers.update(answer.headers())
         self._retry_after = answer.retry_after
         return answer.allowed
 

@@ -28,6 +28,7 @@ from ratelimits.quota import headers
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.throttling.by_rules import raise_refusal
 from ratelimits.throttling.deciding import check_limits
+from ratelimits.throttling.view_headers import REFUSED, add_fields
 
 if TYPE_CHECKING:
     from rest_framework.views import APIView  # Not at runtime: `views` imports the throttle classes itself.
@@ -173,10 +174,9 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         limits = list(_limits(keys_and_rates))
         answer = check_limits(limits, None if self.timer is None else int(self.timer() * MICROSECONDS))
         if answer.unavailable:
+            add_fields(request, view, REFUSED)
             raise_refusal(getattr(request, "_request", request), answer, view)
-        view_headers = getattr(view, "headers", None)
-        if view_headers is not None:
-            view_headers.update(_fields(answer, limits, keys_and_rates))
+        add_fields(request, view, _fields(answer, limits, keys_and_rates) | ({} if answer.allowed else REFUSED))
         return _outcomes(answer, keys_and_rates)
 
 

@@ -24,6 +24,7 @@ from ratelimits.quota.answers.responses import costs_of, own_refusal, scope_of, 
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.waiting import check_and_wait
 from ratelimits.rules import AccessRow
+from ratelimits.throttling.view_headers import REFUSED, add_fields
 from ratelimits.view_keys import AskedView, Key, with_view_keys
 
 if TYPE_CHECKING:
@@ -114,9 +115,7 @@ class QuotaThrottle(BaseThrottle):
             raise wrong_cost(error, view) from None
         self._answer = answer
         finishing.begin(django_request, answer)
-        headers = getattr(view, "headers", None)
-        if headers is not None:
-            headers.update(answer.headers())
+        add_fields(request, view, answer.headers())
         # In these cases Django REST framework's own refusal (with the status 429) can be wrong.
         if not answer.allowed and (
             answer.decision is None
@@ -141,6 +140,7 @@ def _costs(cost: Any, request: Request, view: APIView) -> Mapping[str, int]:
     try:
         return costs_of(cost, *about, bounds=bounds, arguments=arguments)
     except CostOutOfBounds as error:
+        add_fields(request, view, REFUSED)
         raise CostRefused(str(error)) from None
 
 

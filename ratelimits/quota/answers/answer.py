@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ratelimits.engine import Decision
 from ratelimits.quota import headers
+from ratelimits.quota.answers.caching import NEVER
 from ratelimits.quota.prepared import Prepared
 from ratelimits.rules import AccessRow, AppliedRule
 
@@ -42,7 +43,7 @@ class Answer(NamedTuple):
         return self.prepared.rules[binding] if self.prepared is not None and binding is not None else None
 
     def headers(self) -> dict[str, str]:
-        """Return the RateLimit fields of the response, and Retry-After if the request was refused."""
+        """Return the RateLimit fields of the response, and after a refusal also Retry-After and Cache-Control."""
         allowed, decision, prepared, retry_after, _wait, _unavailable, _access = self
         fields: dict[str, str] = {}
         if decision is not None and prepared is not None:
@@ -53,6 +54,8 @@ class Answer(NamedTuple):
                 fields = headers.fields(decision, prepared.policies, name, allowed=allowed, retry_after=retry_after)
         if not allowed and retry_after is not None:
             fields["Retry-After"] = headers.retry_after(retry_after)
+        if not allowed:
+            fields["Cache-Control"] = NEVER
         return fields
 
 

@@ -6,17 +6,20 @@ The entry points are the throttle class, the middleware and the decorators.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
+from django.template.response import SimpleTemplateResponse
 from django.utils.functional import Promise
 
 from ratelimits.conf import conf, shown
 from ratelimits.quota import headers
 from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
+from ratelimits.quota.answers.caching import NEVER, kept_for_caller, never_stored
 from ratelimits.quota.answers.client_costs import Bounds, CostOutOfBounds, at_places, check_bounds, within
 from ratelimits.quota.costs import WrongCost
 
@@ -52,7 +55,7 @@ def costs_of(
 def out_of_bounds(error: CostOutOfBounds) -> HttpResponse:
     """Return the response to a request whose client has chosen a cost beyond the bounds of the view."""
     body = {"title": "Bad Request", "status": 400, "detail": str(error)}
-    return JsonResponse(body, status=400, content_type=_PROBLEM)
+    return JsonResponse(body, status=400, headers={"Cache-Control": NEVER}, content_type=_PROBLEM)
 
 
 def wrong_cost(error: WrongCost, view: object) -> WrongCost:
@@ -120,7 +123,21 @@ def _problem(answer: Answer) -> HttpResponse:
 
 
 def with_headers(response: HttpResponseBase, answer: Answer) -> HttpResponseBase:
-    """Add the RateLimit fields that a response does not have yet. Return the response."""
+    """Add the RateLimit fields that a response does not have yet, and keep it out of shared caches. Return it.
+
+    If the response is not rendered yet, add the fields later: a cache behind the entry point stores it without them.
+    """
+    if answer.allowed and getattr(response, "is_rendered", True) is False:
+        cast("SimpleTemplateResponse", response).add_post_render_callback(partial(_add_headers, answer=answer))
+    else:
+        _add_headers(response, answer)
+    return response
+
+
+def _add_headers(response: HttpResponseBase, answer: Answer) -> None:
     for field, value in answer.headers().items():
         response.headers.setdefault(field, value)
-    return response
+    if answer.allowed:
+        kept_for_caller(response)
+    else:
+        never_stored(response)
