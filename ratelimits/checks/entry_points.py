@@ -31,8 +31,7 @@ _MAX_NAMES = 3
 @checks.register("ratelimits")
 def check_throttles(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Warn of other throttles besides `QuotaThrottle`. DRF runs all throttles, even after one of them has refused."""
-    classes = getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES", ())
-    if _THROTTLE not in classes or len(classes) == 1:
+    if not _has_quota_throttle_by_default() or len(_default_throttles()) == 1:
         return []
     return [
         checks.Warning(
@@ -50,12 +49,7 @@ def check_rates(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
 
     Without this check, the first request of a view would raise the error.
     """
-    paths = getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES") or ()
-    try:
-        classes = [import_string(path) for path in paths]
-    except ImportError:
-        return []  # Django REST framework itself reports a class that cannot be imported.
-    throttle = next((one for one in classes if _is_throttle(one, "SimpleRateThrottle")), None)
+    throttle = next((one for one in _default_throttles() if _is_throttle(one, "SimpleRateThrottle")), None)
     return list(_wrong_rates(throttle)) if throttle is not None else []
 
 
@@ -91,24 +85,29 @@ def check_middleware(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> 
 
 @checks.register("ratelimits")
 def check_views(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn of views that no rule limits, because they have throttles of Django REST framework instead."""
+    """Warn of views that no rule limits, because they have other throttles: of DRF, or with rates in code."""
     # With the option `api_views`, the middleware limits these views too.
-    if _THROTTLE not in _default_throttles() or any(options.get("api_views") for options in _options_of_paths()):
+    if not _has_quota_throttle_by_default() or any(options.get("api_views") for options in _options_of_paths()):
         return []
-    names = [view.name for view in _views() if _has_other_throttles(view)]
-    if not names:
-        return []
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    rated = {view.name: _has_rates_in_code(view) for view in _views() if _has_other_throttles(view)}
     return [
-        checks.Warning(
-            "No rule limits these views, because they have throttles of Django REST framework:"
-            f" {', '.join(names[:_MAX_NAMES])}{more}.",
-            hint="Delete throttle_classes in these views: they then have QuotaThrottle. Write rules instead of the"
-            " throttles; `manage.py ratelimits_import` shows these rules. To keep the throttles, add 'ratelimits.W005'"
-            " to SILENCED_SYSTEM_CHECKS.",
-            id="ratelimits.W005",
-        )
+        *_without_rules("they have throttles of Django REST framework", rated, is_rated=False, number="W005"),
+        *_without_rules("their throttles have rates in code", rated, is_rated=True, number="W011"),
     ]
+
+
+def _without_rules(reason: str, rated: Mapping[str, bool], *, is_rated: bool, number: str) -> Iterator[checks.Warning]:
+    """Yield a warning of the views that no rule limits for this reason. `rated` are all such views."""
+    names = [name for name, has_rates in rated.items() if has_rates is is_rated]
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    if names:
+        yield checks.Warning(
+            f"No rule limits these views, because {reason}: {', '.join(names[:_MAX_NAMES])}{more}.",
+            hint="Delete throttle_classes in these views: they then have QuotaThrottle. Write rules instead of the"
+            " throttles; `manage.py ratelimits_import` shows these rules. To keep the throttles, add"
+            f" 'ratelimits.{number}' to SILENCED_SYSTEM_CHECKS.",
+            id=f"ratelimits.{number}",
+        )
 
 
 @checks.register("ratelimits")
@@ -205,7 +204,7 @@ def _reasons_to_decide() -> Iterator[str]:
 
     The settings come first, since reading them is fast.
     """
-    if _THROTTLE in _default_throttles():
+    if _has_quota_throttle_by_default():
         yield "REST_FRAMEWORK['DEFAULT_THROTTLE_CLASSES'] names QuotaThrottle"
     if _paths():
         yield "RATELIMITS['PATHS'] is set"
@@ -214,8 +213,17 @@ def _reasons_to_decide() -> Iterator[str]:
             yield f"the view {view.name}"
 
 
-def _default_throttles() -> Sequence[str]:
-    return getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES") or ()
+def _default_throttles() -> list[Any]:
+    """Return the classes in DEFAULT_THROTTLE_CLASSES."""
+    paths = getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES") or ()
+    try:
+        return [import_string(path) if isinstance(path, str) else path for path in paths]
+    except ImportError:
+        return []  # Django REST framework itself reports a class that cannot be imported.
+
+
+def _has_quota_throttle_by_default() -> bool:
+    return any(_is_throttle(one, "QuotaThrottle") for one in _default_throttles())
 
 
 def _paths() -> list[str] | dict[str, dict[str, Any]]:
@@ -244,15 +252,19 @@ def _is_decorated(view: FoundView) -> bool:
 
 
 def _has_other_throttles(view: FoundView) -> bool:
-    """Return whether a view has throttles of Django REST framework, and no throttle of this app."""
+    """Return whether a view has throttles with rates, and neither `QuotaThrottle` nor the decorator."""
     throttles = _throttles(view)
     framework = sys.modules.get("rest_framework.throttling")
     is_limited = _is_decorated(view) or any(_is_throttle(one, "QuotaThrottle") for one in throttles)
     if framework is None or is_limited or _chooses_throttles(view):
         return False
     # The app's own SimpleRateThrottle is a subclass of the framework's class with this name.
-    rate_throttles = [one for one in throttles if _is_subclass(one, framework.SimpleRateThrottle)]
-    return bool(rate_throttles) and not any(_is_throttle(one, "SimpleRateThrottle") for one in rate_throttles)
+    return any(_is_subclass(one, framework.SimpleRateThrottle) for one in throttles)
+
+
+def _has_rates_in_code(view: FoundView) -> bool:
+    """Return whether a view has a throttle of this app with a rate in code, such as its `ScopedRateThrottle`."""
+    return any(_is_throttle(one, "SimpleRateThrottle") for one in _throttles(view))
 
 
 def _chooses_throttles(view: FoundView) -> bool:

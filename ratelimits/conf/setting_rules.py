@@ -135,6 +135,13 @@ def _is_key(value: Any) -> bool:
     return callable(value) or (isinstance(value, str) and _KEY.fullmatch(value) is not None)
 
 
+def _has_bounds(options: dict[str, Any]) -> bool:
+    """Return whether each cost that a client chooses has bounds. Such a cost is a place in the request."""
+    cost, bounds = options.get("cost"), options.get("cost_bounds", {})
+    costs = cost if isinstance(cost, dict) else {"requests": cost}
+    return all(_is_key(place) and meter in bounds for meter, place in costs.items() if isinstance(place, str))
+
+
 def _are_paths(value: Any) -> bool:
     all_options = value.values() if isinstance(value, dict) else ()
     return (
@@ -142,12 +149,14 @@ def _are_paths(value: Any) -> bool:
         and all(isinstance(path, str) and path.startswith("/") for path in value)
         and all(isinstance(options, dict) and options.keys() <= _PATH_OPTIONS.keys() for options in all_options)
         and all(_PATH_OPTIONS[name](option) for options in all_options for name, option in options.items())
+        and all(map(_has_bounds, all_options))
     )
 
 
 _PATHS = SettingRule(
     'a list of path prefixes that start with a slash, such as ["/files/"]; or a dict of prefixes and their options,'
-    ' such as {"/files/": {"scope": "files", "cost": 2, "key": "header:X-Tenant"}}.',
+    ' such as {"/files/": {"scope": "files", "cost": 2, "key": "header:X-Tenant"}}. A cost that the client chooses,'
+    ' such as "field:size", needs cost_bounds, such as {"requests": (1, 100)}.',
     _are_paths,
 )
 

@@ -22,7 +22,8 @@ def add_fields(request: Any, view: Any, fields: Mapping[str, str]) -> None:
     headers.update(fields)
     # The view object serves only this request, so change it. Do not refer to the view: that would be a circle, which
     # only the garbage collector ends.
-    if getattr(request, "parser_context", {}).get("view") is view:
+    is_own = getattr(request, "parser_context", {}).get("view") is view
+    if is_own:
         view.finalize_response = _finalize
 
 

@@ -184,10 +184,50 @@ def test_views_that_keep_throttles_of_drf_are_named() -> None:
         path("choosing/", Choosing.as_view()),
         path("throttled/", Throttled.as_view({"get": "list"})),
     )
-    (warning,) = messages(ROOT_URLCONF=urls)
-    assert warning.id == "ratelimits.W005"
+    warning, drop_in = messages(ROOT_URLCONF=urls)
+    assert (warning.id, drop_in.id) == ("ratelimits.W005", "ratelimits.W011")
     assert warning.msg.endswith("throttles of Django REST framework: tests.checks.test_entry_points.Kept.")
+    assert drop_in.msg.endswith("rates in code: tests.checks.test_entry_points.ByRate.")
     assert "ratelimits_import" in str(warning.hint)
+
+
+class Leftover(APIView):
+    throttle_classes = [UserRateThrottle, ScopedRateThrottle]
+
+
+class OwnQuota(QuotaThrottle):
+    pass
+
+
+LEFT = [path("rate/", ByRate.as_view()), path("left/", Leftover.as_view()), path("free/", Free.as_view())]
+
+
+@pytest.mark.parametrize("default", ["ratelimits.throttling.QuotaThrottle", f"{__name__}.OwnQuota"])
+def test_views_that_keep_a_drop_in_throttle_are_named(default: str) -> None:
+    defaults = {"DEFAULT_THROTTLE_CLASSES": [default]}
+    decorated_view = path("decorated/", limited()(ByRate.as_view()))
+    (warning,) = messages(REST_FRAMEWORK=defaults, ROOT_URLCONF=urlconf(*LEFT, decorated_view))
+    assert warning.id == "ratelimits.W011"
+    names = f"{__name__}.ByRate, {__name__}.Leftover"
+    assert warning.msg == f"No rule limits these views, because their throttles have rates in code: {names}."
+    assert "Delete throttle_classes in these views" in str(warning.hint)
+
+
+def test_a_project_without_rules_by_default_chooses_its_drop_in_throttles() -> None:
+    urls = urlconf(*LEFT[:1], path("throttled/", Throttled.as_view({"get": "list"})))
+    drop_in = {"DEFAULT_THROTTLE_CLASSES": ["ratelimits.throttling.UserRateThrottle"]}
+    assert messages(REST_FRAMEWORK=drop_in, ROOT_URLCONF=urls) == []
+
+
+def test_a_class_of_the_project_as_the_default_throttle_asks_for_rules_too() -> None:
+    own = {"DEFAULT_THROTTLE_CLASSES": [f"{__name__}.OwnQuota"]}
+    (kept,) = messages(REST_FRAMEWORK=own, ROOT_URLCONF=urlconf(path("kept/", Kept.as_view())))
+    assert kept.id == "ratelimits.W005"
+    (middleware,) = messages(REST_FRAMEWORK=own, MIDDLEWARE=without_the_middleware(), ROOT_URLCONF=urlconf())
+    assert middleware.id == "ratelimits.W002"
+    both = {"DEFAULT_THROTTLE_CLASSES": [f"{__name__}.OwnQuota", "rest_framework.throttling.UserRateThrottle"]}
+    (beside,) = messages(REST_FRAMEWORK=both, ROOT_URLCONF=urlconf())
+    assert beside.id == "ratelimits.W001"
 
 
 def test_a_view_keeps_its_throttles_if_the_middleware_or_nothing_asks_for_rules() -> None:
