@@ -56,7 +56,13 @@ _ATTEMPTS = range(1 + RELOADS + 1)  # the first call, its repetitions, and the l
 #: `_new(Answer, values)` makes an Answer from the values of all its fields, in half the time of `Answer(…)`.
 _new = tuple.__new__
 
-breaker = Breaker()
+
+def _probe() -> None:
+    """Raise an error if Redis is not back."""
+    current_server().wire.probe()
+
+
+breaker = Breaker(probe=_probe)
 breaker.on_change = observing.breaker_changed
 
 

@@ -14,6 +14,7 @@ from django.utils.translation import gettext as _
 
 from ratelimits.conf import conf
 from ratelimits.engine.program import MAX_LIMITS
+from ratelimits.engine.transport.probing import prober
 from ratelimits.models import (
     AlertDelivery,
     ConfigVersion,
@@ -124,6 +125,8 @@ def _redis_facts(redis: RedisState, has_billing_rule: bool) -> Iterator[Fact]:
         count = {"silent": redis.silent, "all": redis.silent + len(redis.servers)}
         is_single = count["all"] == 1
         word = _("does not answer") if is_single else _("%(silent)s of %(all)s servers do not answer") % count
+        if redis.loads:
+            word = _("recovering: it loads its data")
         yield Fact("redis", _("Redis"), Level.RED, word, redis.error)
     yield _memory(redis)
     yield _eviction(redis, has_billing_rule)
@@ -191,6 +194,9 @@ def _failure_policy(redis: RedisState, rule_counts: Mapping[str, int]) -> Fact:
     title, default = _("Failure policy"), conf.FAILURE_POLICY
     policies = ", ".join(f"{policy}: {count}" for policy, count in sorted(rule_counts.items()) if policy)
     detail = _("Rules with a policy of their own: %(own)s.") % {"own": policies} if policies else ""
+    if redis.answers and prober.is_active():
+        hint = _("Redis answers again. This process asks it within a second; until then, the failure policy decides.")
+        return Fact("failure", title, Level.AMBER, _("recovering"), hint, "rule")
     if redis.answers:
         return Fact("failure", title, Level.GREEN, _("not active (%(policy)s)") % {"policy": default}, detail, "rule")
     return Fact("failure", title, Level.RED, _("active: %(policy)s") % {"policy": default}, detail, "rule")

@@ -10,6 +10,7 @@ from threading import Thread
 from typing import Any
 
 import redis
+from redis.exceptions import BusyLoadingError
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import Keyspace
@@ -55,6 +56,11 @@ class RedisState:
     def answers(self) -> bool:
         """Return whether all servers answered."""
         return not self.silent
+
+    @property
+    def loads(self) -> bool:
+        """Return whether a server has started, and still loads its data."""
+        return self.error.startswith(BusyLoadingError.__name__)
 
 
 #: A message of a thread, and its moment (s, by `time.monotonic`). The message is the number of servers, the state of

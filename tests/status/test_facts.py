@@ -115,6 +115,13 @@ def test_without_redis_it_is_said_which_policy_decides_and_what_nobody_knows(set
     assert now["configuration"].level is Level.UNKNOWN
 
 
+def test_a_server_that_loads_its_data_is_recovering(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = RedisState((), 1, "BusyLoadingError: Redis is loading the dataset in memory", 0.001)
+    monkeypatch.setattr(RedisReading, "state", lambda _reading: state)
+    fact = found()["redis"]
+    assert (fact.level, fact.word) == (Level.RED, "recovering: it loads its data")
+
+
 def test_the_database_is_queried_while_redis_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     begin, state = RedisReading.__init__, RedisReading.state

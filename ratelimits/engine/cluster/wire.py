@@ -22,7 +22,8 @@ from ratelimits.engine.command import Command
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.resp import HasKey, Sendable, resp
 from ratelimits.engine.transport.breaker import Breaker, NodeNotSent, NodeUnanswered, SlotNotReached
-from ratelimits.engine.transport.connection import NotReached, Unanswered, Unavailable
+from ratelimits.engine.transport.connection import NotReached, NotSent, Unanswered, Unavailable
+from ratelimits.engine.transport.probing import prober
 from ratelimits.engine.transport.wire import Wire
 
 #: The host and the port of a node.
@@ -72,7 +73,13 @@ class _Node(Wire):
 
     def __init__(self, pool: Any, timeout: float) -> None:
         self._open(pool, timeout)
-        self.breaker = Breaker()
+        self.breaker = Breaker(probe=self.probe)
+
+    def probe(self) -> None:
+        """Raise an error also if the node has started, but does not answer for its slots yet."""
+        super().probe()
+        if "cluster_state:ok" not in self._asked("CLUSTER", "INFO"):
+            raise NotSent("the node does not serve its slots yet")
 
 
 class ClusterWire(Wire):
@@ -101,6 +108,10 @@ class ClusterWire(Wire):
         #: The configured client. It can send a command twice. So sealing, draining and publishing use only
         #: the clients of `servers` and `client_of`.
         self.client = cast("Any", source)
+
+    def probe(self) -> None:
+        """Raise an error if no node answers. Each node has a breaker of its own, and is probed for it."""
+        self._learn_slots(())
 
     def _node(self, address: Address) -> _Node:
         node = self._nodes.get(address)
@@ -168,7 +179,12 @@ class ClusterWire(Wire):
             raise NotReached(f"no node of the cluster answers: {failure}") from failure
         with _lock:
             self._owners, self._members = table, [address for address in dict.fromkeys(table) if address]
-            self._nodes = {address: node for address, node in self._nodes.items() if address in self._members}
+            former, self._nodes = (
+                self._nodes,
+                {known: self._nodes[known] for known in self._nodes if known in self._members},
+            )
+            for address in former.keys() - self._nodes.keys():
+                prober.forget(former[address].breaker)
         return table
 
     @contextmanager

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from ratelimits.engine.transport.connection import NotReached, NotSent, Unanswered, Unavailable
+from ratelimits.engine.transport.probing import prober
 
 #: After FAILURES failures in a row, the server is not called for PAUSE seconds.
 FAILURES, PAUSE = 3, 1.0
@@ -33,11 +34,14 @@ class SlotNotReached(NodeUnavailable, NotReached):
 class Breaker:
     """A circuit breaker: after FAILURES failed calls in a row, the server should not be called for PAUSE seconds.
 
-    After each pause one call tries again. `clock` returns seconds and never goes back.
+    `probe` asks the server, and raises an error if the server is not back. While the breaker is open, a thread calls
+    `probe`, and no other call tries. Without `probe`, or without a thread, one call tries again after each pause.
+    `clock` returns seconds and never goes back.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, probe: Callable[[], object] | None = None) -> None:
         self._clock = clock
+        self._probe = probe
         #: How many calls in a row have failed. While it is 0, `closed` is True and `succeeded` does nothing.
         self.failures = 0
         #: The end of the pause, in seconds of `clock`.
@@ -48,15 +52,21 @@ class Breaker:
         self.on_change: Callable[[bool], object] | None = None
 
     @property
+    def is_open(self) -> bool:
+        """Return whether the server did not answer, and has not answered since."""
+        return self.failures >= FAILURES
+
+    @property
     def closed(self) -> bool:
-        """Return whether to call the server now. After a pause only the first caller gets True, and tries again."""
+        """Return whether to call the server now. See the class for who tries again while the breaker is open."""
         if self.failures < FAILURES:
             return True
         now = self._clock()
         if now < self._pause_end:
             return False
         self._pause_end = now + PAUSE
-        return True
+        # A forked child has no thread yet: then this call tries, and the thread begins.
+        return self._probe is None or not prober.watch(self, self._probe)
 
     def succeeded(self) -> None:
         """Note that a call was answered."""
@@ -74,6 +84,9 @@ class Breaker:
             return
         self._event = event
         self.failures += 1
-        if self.failures == FAILURES and self.on_change is not None:
-            self.on_change(True)
         self._pause_end = self._clock() + PAUSE
+        if self.failures == FAILURES:
+            if self._probe is not None:
+                prober.watch(self, self._probe)
+            if self.on_change is not None:
+                self.on_change(True)

@@ -131,6 +131,24 @@ class Wire:
         finally:
             self._pool.release(connection)  # if the connection failed, `exchange` has closed it before
 
+    def probe(self) -> None:
+        """Raise an error if the server does not answer, still loads its data, or is a replica."""
+        info = self._asked("INFO")
+        for line, state in (("loading:1", "loads its data"), ("role:slave", "is a replica")):
+            if line in info:
+                raise NotSent(f"the server {state}")
+
+    def _asked(self, *command: str) -> str:
+        """Return the reply to a command, which is a text, from a new connection."""
+        connection: Any = self._pool.get_connection()
+        try:
+            connection.send_command(*command)
+            reply = connection.read_response()
+        finally:
+            connection.disconnect()
+            self._pool.release(connection)
+        return reply.decode(errors="replace") if isinstance(reply, bytes) else str(reply)
+
     def pop(self, key: str, seconds: float) -> bytes | None:
         """Wait until the list at this Redis key has an element, and remove and return its first element.
 
