@@ -43,14 +43,15 @@ def _now() -> int:
 class Loader:
     """Holds the newest snapshot of this process and updates it. `clock` returns µs since 1970 UTC."""
 
+    #: Called before each use of the rules, if `follow` has set it.
+    _before_use: Callable[[], None] | None = None
+
     def __init__(self, clock: Callable[[], int] = _now) -> None:
         self._clock = clock
         #: Whether the rules are read again every RELOAD_INTERVAL.
         self._refreshes = True
         #: The function with which a test replaces the rules; None outside such a test.
         self._replacement: Replacement | None = None
-        #: Called before each use of the rules, if `follow` has set it.
-        self._before_use: Callable[[], None] | None = None
         self._current: Snapshot | None = None
         #: The moment of the next refresh, by `clock`.
         self._refresh_at = 0
@@ -142,12 +143,13 @@ class Loader:
             self._newer_in_redis = self._logged_newer = 0
             self._wanted, self._wanted_users = set(), set()
 
-    def follow(self, before_use: Callable[[], None], lender: Lender) -> None:
-        """From now on, call `before_use` before each use of the rules, and read the rules as `lender` says.
+    @classmethod
+    def follow(cls, before_use: Callable[[], None], lender: Lender) -> None:
+        """From now on, let all loaders call `before_use` before each use of the rules, and read them as `lender` says.
 
         This is for `ratelimits.testing`: the rules of a test are not committed.
         """
-        self._before_use, self._thread.lender = before_use, lender
+        cls._before_use, QueryThread.lender = staticmethod(before_use), lender
 
     def before_use(self) -> None:
         """Do what `follow` has set. Code that asks Redis without reading the rules calls this first."""

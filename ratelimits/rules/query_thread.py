@@ -41,8 +41,10 @@ class Lender(Protocol):
 class QueryThread:
     """Runs jobs one after another in one thread, and limits the time that a caller waits for a query of a job."""
 
+    #: Lends the connections of tests to all threads; None in production.
+    lender: Lender | None = None
+
     def __init__(self) -> None:
-        self.lender: Lender | None = None
         self.restart()
 
     def restart(self) -> None:
