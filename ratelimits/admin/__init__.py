@@ -7,7 +7,7 @@ from django.contrib import admin
 from ratelimits.admin import accounts, adjustments, alerts, push, quarantine, rules, usage
 from ratelimits.admin.changes import page as changes
 from ratelimits.admin.inspect import page as inspector
-from ratelimits.admin.operate import access, resets
+from ratelimits.admin.operate import access, gaps, resets
 from ratelimits.admin.reports import lines
 from ratelimits.admin.reports import page as reports
 from ratelimits.admin.rule_form import overrides
@@ -20,6 +20,7 @@ __all__ = [
     "adjustments",
     "alerts",
     "changes",
+    "gaps",
     "inspector",
     "lines",
     "overrides",

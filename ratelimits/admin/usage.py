@@ -20,7 +20,6 @@ from ratelimits.algorithms import calendar
 from ratelimits.models import (
     ArchivedRange,
     Batch,
-    DurabilityGap,
     Line,
     PeriodUsage,
     Rule,
@@ -251,27 +250,6 @@ class PeriodUsageAdmin(AccountSearch, ReadOnlyAdmin):
         """Return "finalised" if reports contain all of this usage. Otherwise the numbers can still change."""
         is_covered = usage.covered is not None and usage.covered >= usage.position
         return str(_("finalised") if is_covered else _("provisional"))
-
-
-@admin.register(DurabilityGap)
-class DurabilityGapAdmin(AccountSearch, ReadOnlyAdmin):
-    """The gaps: spans of time in which usage may be missing."""
-
-    list_display = ["kind", "shard", "account", "from_", "to", "fsync", "units", "recovered_at"]
-    list_filter = ["kind"]
-    sortable_by = ()
-    exclude = ["since", "until"]
-    readonly_fields = ["from_", "to", "declared_at"]
-
-    @admin.display(description=_("from"))
-    def from_(self, gap: DurabilityGap) -> str:
-        """Return the start of the gap."""
-        return moment_text(gap.since)
-
-    @admin.display(description=_("to"))
-    def to(self, gap: DurabilityGap) -> str:
-        """Return the end of the gap."""
-        return moment_text(gap.until)
 
 
 @admin.register(ArchivedRange)

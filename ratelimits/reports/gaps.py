@@ -32,7 +32,8 @@ class Gaps:
     def __init__(self, rows: Iterable[DurabilityGap]) -> None:
         self._groups: dict[_ShardAndAccount, list[tuple[int, DurabilityGap]]] = {}
         for number, gap in enumerate(rows):
-            self._groups.setdefault((gap.shard, gap.account), []).append((number, gap))
+            for shard in _shards(gap):
+                self._groups.setdefault((shard, gap.account), []).append((number, gap))
         # Most accounts of a shard have only the gaps of this shard. Their texts are equal, so a cache helps.
         self._text = lru_cache(maxsize=100)(self._text_of)
 
@@ -53,11 +54,11 @@ class Gaps:
 
     @staticmethod
     def rows(using: str, start: int, end: int) -> QuerySet[DurabilityGap]:
-        """Return the gaps that overlap the span from `start` to before `end`.
+        """Return the gaps that overlap the span from `start` to before `end`. Leave out those that lost nothing.
 
         They are in the order in which a report prints them. The end of a gap, `until`, is its last moment.
         """
-        rows = DurabilityGap.objects.using(using).filter(Q(since__lt=end), Q(until__gte=start))
+        rows = DurabilityGap.objects.using(using).filter(Q(since__lt=end), Q(until__gte=start), harmless=False)
         return rows.order_by("since", "event")
 
     def text(self, shard: int, account: str, start: int, end: int) -> str:
@@ -69,6 +70,11 @@ class Gaps:
         # The first item of each pair says in which order the gaps were read.
         gaps = sorted(chain.from_iterable(self._groups[key] for key in keys), key=lambda numbered: numbered[0])
         return "; ".join(describe(gap) for _number, gap in gaps if gap.since < end and gap.until >= start)
+
+
+def _shards(gap: DurabilityGap) -> Iterable[int | None]:
+    """Return the shards of a gap; None for all shards."""
+    return map(int, gap.shards.strip(",").split(",")) if gap.shards else [gap.shard]
 
 
 def describe(gap: DurabilityGap) -> str:

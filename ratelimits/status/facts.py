@@ -318,14 +318,19 @@ def _count_text(count: int) -> str:
 def _gaps(using: str) -> Fact:
     now = timezone.now()
     # Read only the newest rows: an outage can declare a gap for each account and quarter of an hour.
-    newest = DurabilityGap.objects.using(using).order_by("-pk")
-    rows = list(newest.values_list("declared_at", "recovered_at")[: _MAX_COUNT + 1])
-    open_gaps = [declared for declared, recovered in rows if recovered is None and declared > now - _SHOWN_AGE]
-    recent = sum(declared > now - _AMBER_GAP_AGE for declared in open_gaps)
+    newest = list(DurabilityGap.objects.using(using).order_by("-pk")[: _MAX_COUNT + 1])
+    shown = [gap for gap in newest if gap.declared_at > now - _SHOWN_AGE]
+    open_gaps = [gap for gap in shown if not (gap.recovered_at or gap.acknowledged_at or gap.harmless)]
+    recent = [gap for gap in open_gaps if gap.declared_at > now - _AMBER_GAP_AGE]
     word = _("%(count)s in 30 days") % {"count": _count_text(len(open_gaps))}
-    hint = _("%(count)s in 24 hours: usage may be missing, and reports say so.") % {"count": recent} if recent else ""
+    hint = _("%(count)s in 24 hours: usage may be missing, and reports say so.") % {"count": len(recent)}
+    if recent:
+        hint += " " + _("The newest: %(gap)s. A person can acknowledge a gap.") % {"gap": recent[0]}
+    else:
+        notes = [gap for gap in shown if gap.harmless and gap.declared_at > now - _AMBER_GAP_AGE]
+        hint = _("%(gap)s. Nothing is missing.") % {"gap": notes[0]} if notes else ""
     level = Level.AMBER if recent else Level.GREEN
-    return Fact("gaps", _("Unrecovered gaps"), level, word, hint, "durabilitygap")
+    return Fact("gaps", _("Open gaps"), level, word, hint, "durabilitygap")
 
 
 def _identities(using: str, now: float) -> Fact:

@@ -85,14 +85,17 @@ def _ledger() -> list[Reading]:
     found.append(Reading("quarantined_batches", meaning, quarantined))
     gaps = dict(
         DurabilityGap.objects.using(using)
-        .filter(recovered_at=None)
+        .filter(recovered_at=None, acknowledged_at=None, harmless=False)
         .order_by()
         .values_list("kind")
         .annotate(Count("pk"))
     )
     found += [
         Reading(
-            "gaps", "Unrecovered gaps: spans for which usage is perhaps missing", gaps.get(kind, 0), (("kind", kind),)
+            "gaps",
+            "Gaps that are not recovered, acknowledged or harmless: spans for which usage is perhaps missing",
+            gaps.get(kind, 0),
+            (("kind", kind),),
         )
         for kind in sorted({*gaps, "restart"})  # Always name one kind, so that the metric exists without gaps too.
     ]

@@ -6,7 +6,7 @@ The watermark of a shard is the moment before which all usage of the shard is in
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, auto
 from itertools import count, islice
 from typing import Any
@@ -47,7 +47,7 @@ class BatchOutcome(Enum):
 
 
 def apply(
-    using: str, packet: Packet, fence: str, *, wait: bool = True, live_runs: Collection[str] = ()
+    using: str, packet: Packet, fence: str, *, wait: bool = True, live_runs: Mapping[str, gaps.LiveRun] | None = None
 ) -> BatchOutcome:
     """Write a fenced batch to the ledger and commit. Do nothing if the batch was applied before.
 

@@ -31,6 +31,7 @@ from ratelimits.progress import Progress
 from ratelimits.usage import crash, gaps, watermark
 from ratelimits.usage.apply import BatchOutcome, apply, quarantine
 from ratelimits.usage.fence import check_server, fence
+from ratelimits.usage.gaps import LiveRun
 from ratelimits.usage.packet import Packet, Unreadable, packet
 from ratelimits.usage.pending import PendingBatches, read_pending
 from ratelimits.usage.process_totals import declare_unreported
@@ -61,7 +62,7 @@ class DrainResult:
     #: The runs of the servers that answered after the batches were listed. (A run is the time from a start of a server
     #: until its restart.) If a shard has a new run, but its former run is among these runs, its former server did not
     #: restart: the shard was moved to another node, and lost nothing.
-    live_runs: set[str] = field(default_factory=set)
+    live_runs: dict[str, LiveRun] = field(default_factory=dict)
     #: The function that is called with 1 after each batch, to show the progress.
     add_progress: Callable[[int], None] = lambda _batches: None
 
@@ -102,17 +103,19 @@ def drain(now: int | None = None, progress: Progress | None = None) -> DrainResu
     return result
 
 
-def _live_runs(server: Server, listing_run: str, states: Iterable[ShardState]) -> set[str]:
+def _live_runs(server: Server, listed: PendingBatches, states: Iterable[ShardState]) -> dict[str, LiveRun]:
     """Return the runs of the servers that answer now.
 
-    `listing_run` is the run of the server that listed the batches. If the states of all shards have this run already,
-    return only this run.
+    `listed` comes from the server that listed the batches. If the states of all shards have the run of this server
+    already, return only this run.
     """
-    runs = {listing_run}
-    if any(state.run != listing_run for state in states):
+    runs = {listed.run: LiveRun(listed.up_since)}
+    if any(state.run != listed.run for state in states):
         for client, _shards in server.wire.servers(server.keyspace, range(server.keyspace.shards)):
             with suppress(RedisError):
-                runs.add(run_named(client.info()))
+                info: Any = client.info()
+                run, product = run_named(info), "Valkey" if "valkey_version" in info else "Redis"
+                runs[run] = runs.get(run, LiveRun())._replace(server=product)
     return runs
 
 
@@ -142,7 +145,7 @@ def _drain_server(
         result.fsync = fence(server, listed[0].run, shards=[pending.shard for pending in listed])
         crash.reached("drain:fenced")
         states = ShardState.objects.using(using).in_bulk([pending.shard for pending in listed])
-        result.live_runs = _live_runs(server, listed[0].run, states.values())
+        result.live_runs = _live_runs(server, listed[0], states.values())
         _declare_losses(server, using, listed, states, result)
         watermark.correct(using, listed, states)
         with_batches = [pending for pending in listed if pending.batches]
@@ -192,7 +195,9 @@ def _declare_losses(
                 # when it replaced the server, so the gap ends now.
                 until = pending.up_since if pending.up_since > state.watermark else pending.now
                 if state.run not in result.live_runs:
-                    gaps.declare_restart(using, state, pending.run, until=until, fsync=result.fsync)
+                    gaps.declare_restart(
+                        using, state, pending.run, until=until, fsync=result.fsync, live_runs=result.live_runs
+                    )
                 state.run = pending.run
             state.save(using=using)
 

@@ -8,14 +8,15 @@ running sum).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from django.db import transaction
 from django.db.models import Q, QuerySet
 
 from ratelimits.models.ledger import ArchivedRange, Batch, QuarantinedBatch, ShardState
 from ratelimits.models.ledger.gaps import DurabilityGap, GapChange, GapKind
+from ratelimits.models.status.task_runs import TaskRun
 from ratelimits.usage.packet import CUM_MODULUS, Packet
 from ratelimits.usage.pending import PendingBatches
 
@@ -24,6 +25,7 @@ _DETAIL = {
     "always": "appendfsync always: no acknowledged usage can be missing",
     "everysec": "appendfsync everysec: usage after the last fsync can be missing (usually one or two seconds)",
     "none": "no fence was required: any usage that was not drained can be missing",
+    "replica": "a replica replaced the server: usage that the replica did not have yet can be missing",
     "unknown": "the fsync policy is unknown: any usage that was not drained can be missing",
 }
 
@@ -66,21 +68,74 @@ def extend(using: str, kind: GapKind, event: str, until: int) -> None:
     )
 
 
-def declare_restart(using: str, state: ShardState, run: str, *, until: int, fsync: str) -> int:
-    """Declare that the shard's server was restarted or replaced: usage since the last seal may be lost."""
-    newest = Batch.objects.using(using).filter(shard=state.shard, position=state.position)
-    sealed_at = newest.values_list("sealed_at", flat=True).first() or 0
-    since = max(state.watermark, sealed_at) or until
+class LiveRun(NamedTuple):
+    """The run of a server that answers now.
+
+    began   the moment of its start or earlier; 0 if it is not known (µs since 1970 UTC)
+    server  the name of the product: "Valkey" or "Redis"
+    """
+
+    began: int = 0
+    server: str = "Redis"
+
+
+def declare_restart(
+    using: str, state: ShardState, run: str, *, until: int, fsync: str, live_runs: Mapping[str, LiveRun]
+) -> int:
+    """Declare that a server was restarted or replaced: usage since the last seals of its shards may be lost.
+
+    The first shard in which the restart is noticed declares it for all shards of the server. `until` is a moment after
+    the end of the former run. If the start of the new run is known, the gap ends at this start.
+    """
+    of_server = list(ShardState.objects.using(using).filter(run=state.run).exclude(pk=state.pk))
+    last = {each.shard: max(each.watermark, _newest_seal(using, each)) for each in (state, *of_server)}
+    known = [at for at in last.values() if at]
+    start = max((live.began for live in live_runs.values()), default=0)
+    start = live_runs[run].began if run in live_runs and live_runs[run].began else start
+    if start > max(known, default=0) and not _was_promoted(run):
+        until = start
+    answered = _last_drain(using)
+    shards = sorted(last)
+    everywhere = shards == sorted(ShardState.objects.using(using).values_list("shard", flat=True))
+    harmless = fsync == "always" and not _was_promoted(run) and _always_before(using, state)
     return declare(
         using,
         GapKind.RESTART,
-        f"{state.shard}:{state.run}>{run}",
-        shard=state.shard,
-        since=min(since, until),
+        f"{state.run}>{run}",
+        shard=shards[0] if len(shards) == 1 else None,
+        shards="" if everywhere or len(shards) == 1 else f",{','.join(map(str, shards))},",
+        since=min(*known, until) if known else until,
         until=until,
+        answered=min(max([*known, answered if answered <= until else 0], default=until) or until, until),
+        server=live_runs[run].server if run in live_runs else "Redis",
         fsync=fsync,
-        detail=_DETAIL.get(fsync, ""),
+        harmless=harmless,
+        detail=_DETAIL.get("replica" if _was_promoted(run) else fsync, ""),
     )
+
+
+def _newest_seal(using: str, state: ShardState) -> int:
+    """Return when the newest batch of the shard in the ledger was sealed (µs since 1970 UTC); 0 without a batch."""
+    newest = Batch.objects.using(using).filter(shard=state.shard, position=state.position)
+    return newest.values_list("sealed_at", flat=True).first() or 0
+
+
+def _was_promoted(run: str) -> bool:
+    """Return whether a replica became the server in this run (see lua/run.lua)."""
+    return bool(run.partition(":")[2])
+
+
+def _always_before(using: str, state: ShardState) -> bool:
+    """Return whether the server wrote each request to its disk also in the former run, as far as is known."""
+    newest = Batch.objects.using(using).filter(shard=state.shard, position=state.position)
+    return newest.values_list("fence", flat=True).first() in (None, "always")
+
+
+def _last_drain(using: str) -> int:
+    """Return when a drain last succeeded, so that the server answered (µs since 1970 UTC); 0 if it is not known."""
+    runs = TaskRun.objects.using(using).filter(task=TaskRun.Task.DRAIN).values_list("succeeded_at", flat=True)
+    succeeded = runs.first()
+    return int(succeeded.timestamp() * 1_000_000) if succeeded else 0
 
 
 def declare_missing(using: str, state: ShardState, incarnation: str, first: int, last: int, **details: Any) -> int:
@@ -166,7 +221,7 @@ def _declare_lost(using: str, state: ShardState, incarnation: str, first: int, l
 
 
 def declare_gaps_before(
-    using: str, state: ShardState, packet: Packet, fsync: str, live_runs: Collection[str] = ()
+    using: str, state: ShardState, packet: Packet, fsync: str, live_runs: Mapping[str, LiveRun] | None = None
 ) -> int:
     """Declare the gaps between the newest batch in the ledger and the next batch, `packet`.
 
@@ -174,11 +229,12 @@ def declare_gaps_before(
     the servers that answer now. If the shard's last run is among them, no restart is declared: the shard was only moved
     to another node.
     """
+    live_runs = live_runs or {}
     if state.run and packet.sealed_run != state.run and state.run not in live_runs:
         # If one run opened and sealed the batch, the server had restarted before. Otherwise the server restarted while
         # the batch was open.
         until = packet.opened_at if packet.run == packet.sealed_run else packet.sealed_at
-        declare_restart(using, state, packet.sealed_run, until=until, fsync=fsync)
+        declare_restart(using, state, packet.sealed_run, until=until, fsync=fsync, live_runs=live_runs)
     span: dict[str, Any] = {
         "since": state.watermark or packet.opened_at,
         "until": max(packet.opened_at, state.watermark),

@@ -1,23 +1,32 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
-from ratelimits import engine
+from ratelimits import engine, tasks
 from ratelimits.conf import conf
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.server import current_server
 from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch, ShardState
+from ratelimits.reports.gaps import Gaps
+from ratelimits.status.facts import Level, facts
 from ratelimits.usage import crash, resolve
 from ratelimits.usage.apply import BatchOutcome
 from ratelimits.usage.drain import drain
 from ratelimits.usage.pending import BATCHES_PER_PASS
 from ratelimits.usage.seal import seal
 from ratelimits.usage.verify.ledger import verify_ledger
+from tests.support.entry_points import away
 from tests.support.raw import RawRedis
+from tests.support.rows import rule
+from tests.support.servers import TestServers, server_binary
 from tests.support.usage.traffic import use
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -45,7 +54,7 @@ def state() -> ShardState:
     return ShardState.objects.get(position__gt=0)
 
 
-def test_a_restart_is_declared_once_for_each_shard_with_the_fsync_policy(always_server: EmbeddedServer) -> None:
+def test_a_restart_is_declared_once_with_the_fsync_policy(always_server: EmbeddedServer) -> None:
     use()
     flow()
     use()
@@ -57,9 +66,10 @@ def test_a_restart_is_declared_once_for_each_shard_with_the_fsync_policy(always_
     for _ in range(2):
         flow()
     assert units() == 7
-    assert kinds() == ["restart"] * conf.SHARDS
-    gap = DurabilityGap.objects.get(shard=state().shard)
+    gap = DurabilityGap.objects.get()
+    assert (gap.kind, gap.shard, gap.shards) == ("restart", None, "")
     assert (gap.fsync, gap.detail) == ("always", "appendfsync always: no acknowledged usage can be missing")
+    assert gap.harmless
     first, second, third = Batch.objects.order_by("position")
     assert (second.incarnation, second.seq) == (first.incarnation, 2)
     assert (third.follows, third.seq) == (f"{first.incarnation}:2", 1)
@@ -75,7 +85,45 @@ def test_one_drain_declares_a_restart_also_in_a_shard_where_only_earlier_usage_w
     always_server.kill()
     always_server.start()
     flow()
-    assert kinds() == ["restart"] * conf.SHARDS
+    assert kinds() == ["restart"]
+
+
+@pytest.mark.parametrize("policy", ["everysec", "always"])
+def test_a_clean_restart_is_one_gap_in_words_or_a_note(
+    policy: str, settings: Any, tmp_path: Path, servers: TestServers
+) -> None:
+    """The server gets SIGTERM. Whether it wrote all before its end, only `always` proves."""
+    binary = server_binary(servers.redis_kind)
+    server = EmbeddedServer(tmp_path / "restarted", aof=True, binary=binary, options={"appendfsync": policy})
+    away(settings, server.port)
+    try:
+        rule(bills=True)
+        use()
+        tasks.seal()
+        tasks.drain()
+        ran = time.time()
+        server.stop()
+        server.start()
+        with suppress(engine.Unanswered):
+            use()
+        tasks.seal()
+        tasks.drain()
+        tasks.drain()
+    finally:
+        server.stop()
+    gap = DurabilityGap.objects.get()
+    assert (gap.kind, gap.fsync, gap.harmless) == ("restart", policy, policy == "always")
+    product = {"valkey": "Valkey"}.get(servers.redis_kind, "Redis")
+    span = r"\d\d:\d\d:\d\d–\d\d:\d\d:\d\d UTC on \d{4}-\d\d-\d\d"
+    assert re.fullmatch(rf"{product} restarted {span}", str(gap))
+    assert gap.answered is not None
+    assert abs(gap.answered / 1e6 - ran) < 60
+    assert gap.since <= gap.answered <= gap.until
+    [fact] = [fact for fact in facts() if fact.name == "gaps"]
+    assert str(gap) in fact.detail
+    assert (fact.level is Level.GREEN) == (policy == "always")
+    printed = Gaps.between("default", gap.since - 1, gap.until + 1).text(0, "acme", gap.since, gap.until + 1)
+    assert printed.startswith("restart ") == (policy == "everysec")
 
 
 def test_a_restart_in_the_middle_of_a_drain_is_declared(
@@ -98,7 +146,7 @@ def test_a_restart_in_the_middle_of_a_drain_is_declared(
     monkeypatch.setattr(crash, "reached", reached)
     drain()
     assert units() == BATCHES_PER_PASS + 2
-    assert kinds() == ["restart"] * conf.SHARDS
+    assert kinds() == ["restart"]
 
 
 def test_a_wipe_is_declared_with_new_usage_and_without(redis_client: RawRedis) -> None:

@@ -110,6 +110,6 @@ def test_a_promotion_is_another_run_once_though_connections_stay_open(
         seal()
         drain()
     assert Batch.objects.count() == 3
-    # Once in each shard: the last counts before the promotion may be missing in any shard.
-    assert set(DurabilityGap.objects.values_list("kind", flat=True)) == {"restart"}
-    assert DurabilityGap.objects.count() == current_server().keyspace.shards
+    # The last counts before the promotion may be missing in any shard, whatever the fsync policy is.
+    gap = DurabilityGap.objects.get()
+    assert (gap.kind, gap.shard, gap.harmless) == ("restart", None, False)

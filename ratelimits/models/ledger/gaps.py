@@ -37,7 +37,9 @@ class DurabilityGap(models.Model):
     #: declared twice.
     event = models.CharField(_("event"), max_length=300, unique=True)
     kind = models.CharField(_("kind"), max_length=16, choices=GapKind.choices)
-    shard = models.PositiveIntegerField(_("shard"), null=True, blank=True, help_text=_("Empty for all shards."))
+    shard = models.PositiveIntegerField(_("shard"), null=True, blank=True, help_text=_("Empty for several shards."))
+    #: The shards of one server of a cluster, as ",3,17,"; "" if `shard` names one shard, or if all are meant.
+    shards = models.TextField(_("shards"), blank=True, editable=False)
     account = models.CharField(
         _("account"), max_length=LONGEST_NAME, blank=True, help_text=_("Empty for all accounts of the shard.")
     )
@@ -49,16 +51,57 @@ class DurabilityGap(models.Model):
     fsync = models.CharField(_("fsync policy"), max_length=16, blank=True)
     units = models.BigIntegerField(_("units known to be missing"), null=True, blank=True)
     detail = models.TextField(_("detail"), blank=True)
+    #: The server that restarted: its product, and when it last answered before, in µs.
+    server = models.CharField(_("server"), max_length=16, blank=True)
+    answered = models.BigIntegerField(_("answered until (µs)"), null=True, blank=True)
+    #: Whether it is certain that nothing is missing. Then no report prints the gap: it is a note.
+    harmless = models.BooleanField(_("nothing is missing"), default=False)
+    acknowledged_at = models.DateTimeField(_("acknowledged at"), null=True, blank=True)
+    acknowledged_by = models.CharField(_("acknowledged by"), max_length=150, blank=True)
+    reason = models.CharField(_("reason"), max_length=200, blank=True)
     declared_at = models.DateTimeField(_("declared at"), auto_now_add=True)
     recovered_at = models.DateTimeField(_("recovered at"), null=True, blank=True)
 
     class Meta:
         verbose_name = _("durability gap")
         verbose_name_plural = _("durability gaps")
+        permissions = [("acknowledge", _("Can acknowledge durability gaps"))]
         indexes = [models.Index(fields=["shard", "until"], name="ratelimits_gap_shard")]
 
     def __str__(self) -> str:
-        return f"{self.get_kind_display()}: {moment(self.since):%Y-%m-%d %H:%M:%S} – {moment(self.until):%H:%M:%S} UTC"
+        return (
+            self.restarted()
+            or f"{self.get_kind_display()}: {moment(self.since):%Y-%m-%d %H:%M:%S} – {moment(self.until):%H:%M:%S} UTC"
+        )
+
+    def restarted(self) -> str:
+        """Return a sentence such as "Valkey restarted 10:28:02–10:28:09 UTC on 2026-11-01"; "" for other gaps.
+
+        The first time is when the server last answered, and the second when it had started again.
+        """
+        if not self.server or self.answered is None:
+            return ""
+        since, until = moment(self.answered), moment(self.until)
+        if since.date() != until.date():
+            words = _("%(server)s restarted between %(since)s and %(until)s UTC")
+            return words % {
+                "server": self.server,
+                "since": f"{since:%Y-%m-%d %H:%M:%S}",
+                "until": f"{until:%Y-%m-%d %H:%M:%S}",
+            }
+        words = _("%(server)s restarted %(since)s–%(until)s UTC on %(day)s")
+        return words % {
+            "server": self.server,
+            "since": f"{since:%H:%M:%S}",
+            "until": f"{until:%H:%M:%S}",
+            "day": f"{until:%Y-%m-%d}",
+        }
+
+
+def of_shard(shard: int) -> models.Q:
+    """Return the condition that a gap is about this shard, alone or with others."""
+    all_shards = models.Q(shard=None, shards="")
+    return models.Q(shard=shard) | all_shards | models.Q(shards__contains=f",{shard},")
 
 
 class GapChange(models.Model):

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from django.db.models import Q
-
 from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.models import Batch, DurabilityGap, GapKind, Report, ShardState
 from ratelimits.models.ledger import when
+from ratelimits.models.ledger.gaps import of_shard
 from ratelimits.reports.build import CHUNK
 from ratelimits.reports.verify.report import has_readable_positions
 from ratelimits.usage.watermark import TOLERANCE
@@ -116,5 +115,5 @@ def _late_batches(using: str, source: str, shard: int, ends: list[_ReportEnd]) -
 
 def _is_explained(using: str, shard: int, since: int, until: int) -> bool:
     """Return whether a gap of a kind in `_EXPLAINING_KINDS` is declared for the shard between two moments (µs)."""
-    gaps = DurabilityGap.objects.using(using).filter(Q(shard=shard) | Q(shard=None), kind__in=_EXPLAINING_KINDS)
+    gaps = DurabilityGap.objects.using(using).filter(of_shard(shard), kind__in=_EXPLAINING_KINDS)
     return gaps.filter(since__lte=max(since, until), until__gte=min(since, until)).exists()

@@ -16,6 +16,7 @@ from typing import Any
 
 from ratelimits.engine.server import shards_can_move
 from ratelimits.models import Account, ArchivedRange, Batch, DurabilityGap, GapKind, KeptPeriod, ShardState
+from ratelimits.models.ledger.gaps import of_shard
 from ratelimits.progress import Progress
 from ratelimits.reports.build import CHUNK
 from ratelimits.reports.periods import SECOND, month_window
@@ -129,7 +130,7 @@ def _may_have_new_run(using: str, sources: Sequence[str], state: ShardState, pos
     newer = {"shard": state.shard, "position__gt": position, "sealed_run": state.run}
     if any(Batch.objects.using(source).filter(**newer).exists() for source in sources):
         return True
-    gaps = DurabilityGap.objects.using(using).filter(kind=GapKind.RESTART, shard=state.shard)
+    gaps = DurabilityGap.objects.using(using).filter(of_shard(state.shard), kind=GapKind.RESTART)
     if gaps.filter(event__endswith=f">{state.run}", declared_at__gte=written - _MAX_CLOCK_DIFFERENCE).exists():
         return True
     if ArchivedRange.objects.using(using).filter(shard=state.shard, last_position__gt=position).exists():

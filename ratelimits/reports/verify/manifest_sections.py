@@ -84,6 +84,8 @@ TABLES = {
         "durability gap",
         "event",
         lambda using, start, end: DurabilityGap.objects.using(using).filter(since__lt=end, until__gte=start),
+        # A person may acknowledge a gap at any time.
+        frozenset({"acknowledged_at", "acknowledged_by", "reason"}),
     ),
     "quarantined": Table(
         QuarantinedBatch,

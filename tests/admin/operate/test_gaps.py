@@ -1,0 +1,89 @@
+"""Test that a person can acknowledge a gap, with a reason, and that the status page then does not warn of it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Permission
+from django.test import Client
+
+from ratelimits.models import DurabilityGap, GapKind
+from ratelimits.reports.gaps import Gaps
+from ratelimits.status.facts import Level, facts
+from ratelimits.usage.gaps import declare
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LIST = "/admin/ratelimits/durabilitygap/"
+NOW = int(time.time() * 1_000_000)
+
+
+@pytest.fixture
+def gap() -> DurabilityGap:
+    declare(
+        "default", GapKind.RESTART, "a>b", since=NOW - 9_000_000, until=NOW, fsync="everysec",
+        server="Valkey", answered=NOW - 7_000_000, detail="appendfsync everysec",
+    )  # fmt: skip
+    return DurabilityGap.objects.get()
+
+
+def staff(*permissions: str) -> Client:
+    user = get_user_model().objects.create_user("ada", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def level() -> Level:
+    return next(fact.level for fact in facts() if fact.name == "gaps")
+
+
+def acknowledge(client: Client, gap: DurabilityGap, **data: str) -> str:
+    answer = client.post(LIST, {"action": "acknowledge", "_selected_action": gap.pk, **data}, follow=True)
+    return answer.content.decode()
+
+
+def test_a_gap_is_acknowledged_with_a_reason_that_its_history_has(gap: DurabilityGap) -> None:
+    client = staff("view_durabilitygap", "acknowledge")
+    assert level() is Level.AMBER
+    page = acknowledge(client, gap)
+    assert "Valkey restarted" in page
+    assert 'name="reason"' in page
+    assert "This field is required" in acknowledge(client, gap, _confirmed="1", reason="")
+    assert level() is Level.AMBER
+    assert "1 gaps were acknowledged" in acknowledge(client, gap, _confirmed="1", reason="planned upgrade")
+    gap.refresh_from_db()
+    assert (gap.acknowledged_by, gap.reason) == ("ada", "planned upgrade")
+    assert gap.acknowledged_at is not None
+    assert level() is Level.GREEN
+    assert "planned upgrade" in LogEntry.objects.get().get_change_message()
+    assert "planned upgrade" in client.get(f"{LIST}{gap.pk}/history/").content.decode()
+    assert "acknowledged already" in acknowledge(client, gap)
+    # A report still prints what the person has acknowledged.
+    assert Gaps.between("default", gap.since, gap.until).text(0, "acme", gap.since, gap.until).startswith("restart ")
+
+
+def test_without_the_permission_nobody_can_acknowledge(gap: DurabilityGap) -> None:
+    client = staff("view_durabilitygap", "resolve")
+    assert "Acknowledge the selected gaps" not in client.get(LIST).content.decode()
+    acknowledge(client, gap, _confirmed="1", reason="no")
+    gap.refresh_from_db()
+    assert gap.acknowledged_at is None
+
+
+@pytest.mark.parametrize(("query", "shown"), [("open=1", True), ("open=0", False), ("", True)])
+def test_the_list_can_be_filtered(gap: DurabilityGap, query: str, shown: bool) -> None:
+    page = staff("view_durabilitygap").get(f"{LIST}?{query}").content.decode()
+    assert ("Valkey restarted" in page) is shown
+
+
+def test_the_pages_are_in_chinese(gap: DurabilityGap) -> None:
+    client = staff("view_durabilitygap", "acknowledge")
+    client.defaults["HTTP_ACCEPT_LANGUAGE"] = "zh-hans"
+    page = acknowledge(client, gap)
+    assert "确认缺口" in page
+    assert "Valkey 已重启" in page
