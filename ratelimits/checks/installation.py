@@ -46,7 +46,7 @@ def check_users(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
                 f"The project has no users, but the app's tables name the users who change them: {error}.",
                 hint="Add 'django.contrib.auth' and 'django.contrib.contenttypes' to INSTALLED_APPS, or name a model of"
                 " your own in AUTH_USER_MODEL. The app needs no other app of Django.",
-                id="ratelimits.E012",
+                id="ratelimits.E015",
             )
         ]
     return []

@@ -67,7 +67,7 @@ CONTRIB = [f"django.contrib.{name}" for name in ("admin", "auth", "contenttypes"
 @pytest.mark.parametrize(
     ("apps", "error"),
     [
-        ([], "(ratelimits.E012) The project has no users, but the app's tables name the users who change them: AUTH_"),
+        ([], "(ratelimits.E015) The project has no users, but the app's tables name the users who change them: AUTH_"),
         (CONTRIB, "(ratelimits.E013) INSTALLED_APPS has django.contrib.admin but not simple_history, so the admin"),
     ],
 )
