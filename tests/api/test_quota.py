@@ -95,6 +95,7 @@ def test_rules_of_its_own_scope_throttle_it_and_still_nothing_is_billed(customer
     refused = client.get("/usage/")
     assert refused.status_code == 429
     assert int(refused["Retry-After"]) > 3000
+    assert refused["Cache-Control"] == "no-store, private"
     call(client)
     assert flow().lines == 1
 

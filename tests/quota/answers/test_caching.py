@@ -127,6 +127,7 @@ def test_above_the_limit_nothing_is_cached(name: str) -> None:
     assert [answer.content for answer in answers[:2]] == [b"1", b"2"]
     assert asked(f"/{name}/", "203.0.113.10").content == b"3"
     assert answers[0]["Cache-Control"] == "private"
+    assert answers[2]["Cache-Control"] == "no-store, private"
 
 
 def test_a_page_that_says_that_all_may_share_it_is_cached_without_fields() -> None:
