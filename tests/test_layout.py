@@ -214,7 +214,7 @@ def test_every_place_of_slow_tests_is_there() -> None:
 def test_each_check_has_an_id_of_its_own() -> None:
     modules: dict[str, set[str]] = defaultdict(set)
     for file in (APP / "checks").glob("*.py"):
-        for found in re.findall(r'id="(ratelimits\.[EW]\d+)"', file.read_text()):
+        for found in re.findall(r'(?:id="ratelimits\.|number=")([EW]\d+)"', file.read_text()):
             modules[found].add(file.name)
     assert len(modules) > 20
     assert {found: names for found, names in modules.items() if len(names) > 1} == {}

@@ -78,6 +78,6 @@ def check_test_runner(app_configs: Sequence[AppConfig] | None, **kwargs: Any) ->
             " does not see rules that a TestCase adds, and all tests share the Redis keys of the settings.",
             hint="Write TEST_RUNNER = 'ratelimits.testing.runner.QuotaTestRunner', or add QuotaTestRunnerMixin of this"
             " module to your own runner.",
-            id="ratelimits.W011",
+            id="ratelimits.W012",
         )
     ]

@@ -96,11 +96,11 @@ def test_djangos_runner_alone_is_named_in_a_warning(project: Project) -> None:
     project.write("shop/tests.py", _TEST)
     project.settings["DATABASES"]["default"]["TEST"] = {"MIGRATE": False}
     said = project.manage("test", "--noinput")
-    assert "ratelimits.W011" in said
+    assert "ratelimits.W012" in said
     assert "TEST_RUNNER" in said
-    assert "ratelimits.W011" not in project.manage("check")
+    assert "ratelimits.W012" not in project.manage("check")
     project.settings["TEST_RUNNER"] = "ratelimits.testing.runner.QuotaTestRunner"
-    assert "ratelimits.W011" not in project.manage("test", "--noinput")
+    assert "ratelimits.W012" not in project.manage("test", "--noinput")
 
 
 def test_without_the_runner_the_embedded_server_is_refused_with_the_setting_to_write(project: Project) -> None:
