@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from ratelimits.engine.transport.wire import Wire
 from ratelimits.simulate import Replay, Simulator, TraceLine, clean, read_rules, runs, sandbox
 from tests.support.eventually import until
 from tests.support.forked import Forked
+from tests.support.raw import RawRedis
 from tests.support.servers import TestServers
 
 LOG = {"algorithm": "sliding_log", "capacity": 5, "period": 60}
@@ -49,7 +51,7 @@ def begun(wire: Wire, count: int = MANY) -> tuple[Simulator, Iterator[Any]]:
     return simulator, outcomes
 
 
-def states(client: redis.Redis) -> set[bytes]:
+def states(client: RawRedis) -> set[bytes]:
     return {key for key in client.scan_iter("rl:1:simulate-*") if client.type(key) != b"string" or b"}:s:" in key}
 
 
@@ -60,7 +62,7 @@ def is_silent_too_long(client: redis.Redis) -> None:
     client.delete(proof)
 
 
-def test_each_state_is_noted_and_forgotten_with_its_replay(wire: Wire, redis_client: redis.Redis) -> None:
+def test_each_state_is_noted_and_forgotten_with_its_replay(wire: Wire, redis_client: RawRedis) -> None:
     simulator = Simulator(wire)
     first, second = Replay(read_rules([LOG, LEASES]), "first:"), Replay(read_rules([LOG]), "second:")
     for replay in (first, second):
@@ -191,8 +193,8 @@ def test_a_machine_that_slept_asks_at_the_end(
     simulator, outcomes = begun(wire)
     is_silent_too_long(redis_client)
     clean(wire)
-    now = runs.time.time()
-    monkeypatch.setattr(runs.time, "time", lambda: now + 3600)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 3600)
     with pytest.raises(Unavailable):
         list(outcomes)
     simulator.close()
