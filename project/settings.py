@@ -87,8 +87,10 @@ REDIS_URL = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0")
 
 
 def redis_database(offset: int) -> str:
-    """Return REDIS_URL with its database number increased by `offset`."""
+    """Return REDIS_URL with its database number increased by `offset`. REDIS_URL can name a Unix socket."""
     parts = urlsplit(REDIS_URL)
+    if parts.scheme == "unix":
+        return f"unix://{parts.path}?db={int(parts.query.removeprefix('db=') or 0) + offset}"
     number = int(parts.path.strip("/") or 0) + offset
     return urlunsplit(parts._replace(path=f"/{number}"))
 
@@ -99,7 +101,8 @@ CACHES = {
     "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": redis_database(1)},
 }
 
-CELERY_BROKER_URL = redis_database(2)
+# For Celery, the URL of a Unix socket has another form.
+CELERY_BROKER_URL = redis_database(2).replace("unix://", "redis+socket://").replace("?db=", "?virtual_host=")
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_TIMEZONE = "UTC"

@@ -15,7 +15,7 @@ from ratelimits import background
 from ratelimits.background import stop_signals
 from ratelimits.conf import embedded
 from ratelimits.embedded import ServerStartError
-from ratelimits.embedded.shared import shared_url
+from ratelimits.embedded.shared import broker_url
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def _give_broker(celery: Any) -> None:
     with suppress(ImproperlyConfigured):  # `manage.py check` reports settings that are not valid.
         if embedded.is_needed() and embedded.is_allowed() and not celery.conf.broker_url:
             try:
-                celery.conf.broker_url = f"{shared_url(embedded.folder()).removesuffix('/0')}/1"
+                celery.conf.broker_url = broker_url(embedded.folder())
             except ServerStartError as error:
                 # Celery itself would only say that its default broker, amqp://guest@localhost, does not answer.
                 logger.warning("The settings name no broker for Celery (CELERY_BROKER_URL). %s", error)

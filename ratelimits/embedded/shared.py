@@ -13,17 +13,28 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+from urllib.parse import urlsplit
 
-from ratelimits.embedded import LOG_CHARACTERS, START_SECONDS, EmbeddedServer, ServerStartError, answers, valkey_binary
+from ratelimits.embedded import (
+    LOG_CHARACTERS,
+    START_SECONDS,
+    EmbeddedServer,
+    ServerStartError,
+    answers,
+    make_private,
+    new_socket,
+    socket_url,
+    valkey_binary,
+)
 
 #: Seconds for which the server continues to run after the last process that used it has ended. A web server that
 #: reloads its code starts again sooner than this, so it finds the server still running.
@@ -43,13 +54,19 @@ def shared_url(directory: Path) -> str:
     Raise ServerStartError if it does not start.
     """
     valkey_binary(_OTHERWISE)  # raises an error if the server is not installed
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / ".gitignore").write_text("*\n")
+    make_private(directory)
+    with _open(directory / ".gitignore", os.O_TRUNC) as file:
+        file.write(b"*\n")
     with _locked(directory / "start"):
         # Keep the descriptor, and with it the lock, until the process ends. A forked child has the descriptor too.
         fcntl.flock(os.open(directory / "users", os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_SH)
-        port = _running(directory) or _start(directory)
-    return f"redis://127.0.0.1:{port}/0"
+        return socket_url(_running(directory) or _start(directory))
+
+
+def broker_url(directory: Path) -> str:
+    """Return the URL of database 1 of the same server, as Celery writes it. Raise ServerStartError."""
+    path = urlsplit(shared_url(directory)).path
+    return f"redis+socket://{path}?virtual_host=1"
 
 
 @cache
@@ -59,8 +76,9 @@ def own_url() -> str:
     When the process ends, the server stops and its data is deleted.
     """
     binary = valkey_binary("start the server whose address is in CACHES")
-    directory = Path(tempfile.mkdtemp(prefix="ratelimits-"))
-    server = EmbeddedServer(directory, aof=True, binary=binary)
+    path = new_socket()
+    directory = path.parent
+    server = EmbeddedServer(directory, path=path, aof=True, binary=binary)
     owner = os.getpid()
 
     def stop() -> None:
@@ -75,54 +93,60 @@ def own_url() -> str:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold the exclusive lock on a file within the block."""
-    with path.open("a") as file:
+    with _open(path) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _running(directory: Path) -> int | None:
-    """Return the port of the running server, or None."""
+def _open(path: Path, more_flags: int = 0) -> BinaryIO:
+    """Open a file. If it is new, only this user can read it."""
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | more_flags, 0o600), "r+b")
+
+
+def _running(directory: Path) -> Path | None:
+    """Return the socket of the running server, or None."""
     state = _state(directory)
-    return state["port"] if state and answers(state["port"], state["pid"]) else None
+    return Path(state["path"]) if state and answers(Path(state["path"]), state["pid"]) else None
 
 
 def _state(directory: Path) -> dict[str, Any]:
-    """Return the port and the process id of the server that was started last; {} if there was none."""
+    """Return the socket's path and the process id of the server that was started last; {} if there was none."""
     with suppress(OSError, ValueError):
         state: dict[str, Any] = json.loads((directory / "server.json").read_text())
-        return state
+        return state if "path" in state else {}
     return {}
 
 
-def _start(directory: Path) -> int:
-    """Start the keeper, wait until the server answers, and return its port."""
+def _start(directory: Path) -> Path:
+    """Start the keeper, wait until the server answers, and return its socket."""
     log = directory / "keeper.log"
     # The folder that contains the package `ratelimits`, so that the keeper can import it.
     root = str(Path(__file__).resolve().parents[2])
     paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    with log.open("wb") as output:
+    with _open(log, os.O_TRUNC) as output:
         keeper = subprocess.Popen(
             [sys.executable, "-m", "ratelimits.embedded.shared", str(directory)],
             env={**os.environ, "PYTHONPATH": paths},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            umask=0o077,
             start_new_session=True,  # Ctrl-C in a terminal must not stop the server of other processes.
         )
     deadline = time.monotonic() + START_SECONDS
-    while (port := _running(directory)) is None:
+    while (path := _running(directory)) is None:
         if keeper.poll() is not None or time.monotonic() > deadline:
             raise ServerStartError(
                 f"The embedded server did not start:\n{log.read_text(errors='replace')[-LOG_CHARACTERS:]}"
             )
         time.sleep(0.02)
     keeper.returncode = 0  # The keeper runs longer than this process. Without this line, Python would warn of this.
-    return port
+    return path
 
 
 def _is_used(directory: Path) -> bool:
     """Return whether a process uses the server."""
-    with (directory / "users").open("a") as file:
+    with _open(directory / "users") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -130,20 +154,24 @@ def _is_used(directory: Path) -> bool:
     return False
 
 
-def _started(directory: Path) -> EmbeddedServer:
-    """Start the server, if possible on its former port, because other processes can still have this address."""
-    port = _state(directory).get("port", 0)
-    with suppress(ServerStartError):
-        return EmbeddedServer(directory, port=port, aof=True)
-    return EmbeddedServer(directory, aof=True)
+def _socket(directory: Path) -> Path:
+    """Return the path of the server's socket: the former one if it is safe, because processes can still have it."""
+    former = Path(_state(directory).get("path", ""))
+    with suppress(OSError):
+        folder = former.parent.lstat()
+        if former.name == "server.sock" and stat.S_ISDIR(folder.st_mode) and folder.st_uid == os.getuid():
+            former.parent.chmod(0o700)
+            return former
+    return new_socket()
 
 
 def keep(directory: Path, linger: float = LINGER) -> None:
     """Start the server, and stop it when no process has used it for `linger` seconds."""
-    server = _started(directory)
+    server = EmbeddedServer(directory, path=_socket(directory), aof=True)
+    assert server.path is not None
     try:
         written = directory / "server.json.new"
-        written.write_text(json.dumps({"port": server.port, "pid": server.process.pid}))
+        written.write_text(json.dumps({"path": str(server.path), "pid": server.process.pid}))
         written.replace(directory / "server.json")
         used_at = time.monotonic()
         while server.process.poll() is None:
@@ -156,6 +184,7 @@ def keep(directory: Path, linger: float = LINGER) -> None:
                         server.stop()
     finally:
         server.stop()
+        shutil.rmtree(server.path.parent, ignore_errors=True)
 
 
 if __name__ == "__main__":

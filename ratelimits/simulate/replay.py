@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from decimal import Decimal
-from pathlib import Path
 from typing import NamedTuple
 
 from django.core.cache import caches
@@ -17,7 +16,7 @@ from django_redis.cache import RedisCache
 from redis.exceptions import RedisError
 
 from ratelimits.algorithms.parsing import MICROSECONDS
-from ratelimits.embedded import EmbeddedServer
+from ratelimits.embedded import EmbeddedServer, new_socket
 from ratelimits.engine.call import Op
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Term, program
@@ -45,12 +44,15 @@ def sandbox(url: str | None = None) -> Iterator[Wire]:
     if url:
         yield _wire(url)
         return
-    with tempfile.TemporaryDirectory(prefix="ratelimits-") as directory:
-        embedded = EmbeddedServer(Path(directory))
+    path = new_socket()
+    try:
+        embedded = EmbeddedServer(path.parent, path=path)
         try:
             yield _wire(embedded.url)
         finally:
             embedded.stop()
+    finally:
+        shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def _wire(url: str) -> Wire:

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import os
+import shutil
+import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import redis
 
-from ratelimits.embedded import EmbeddedServer, ServerStartError, free_port, valkey_binary
+from ratelimits.embedded import EmbeddedServer, ServerStartError, free_port, new_socket, valkey_binary
 from ratelimits.embedded.shared import own_url
 from ratelimits.testing import server as testing_server
 
@@ -28,6 +32,73 @@ def test_what_was_written_survives_a_crash_when_every_write_is_kept(server: Embe
     server.start()
     with redis.Redis.from_url(server.url) as client:
         assert client.get("k") == b"v"
+
+
+def permissions(folder: Path) -> dict[str, int]:
+    """Return the permissions of a folder and of all that is in it."""
+    return {str(path): stat.S_IMODE(path.lstat().st_mode) for path in (folder, *folder.rglob("*"))}
+
+
+@pytest.mark.parametrize("on_socket", [True, False])
+def test_nobody_else_can_read_the_data(tmp_path: Path, on_socket: bool) -> None:
+    folder = tmp_path / "server"
+    folder.mkdir(mode=0o755)
+    path = new_socket() if on_socket else None
+    mask = os.umask(0o022)
+    try:
+        server = EmbeddedServer(folder, path=path, aof=True, options={"save": "60 1"})
+    finally:
+        os.umask(mask)
+    try:
+        with redis.Redis.from_url(server.url) as client:
+            client.set("k", "v")
+            client.save()
+        found = permissions(folder) | (permissions(path.parent) if path is not None else {})
+        assert {"dump.rdb", "server.log"} <= {Path(name).name for name in found}
+        assert {name: oct(mode) for name, mode in found.items() if mode & 0o077} == {}
+    finally:
+        server.stop()
+        if path is not None:
+            shutil.rmtree(path.parent)
+
+
+def test_a_server_with_a_socket_has_no_port_and_starts_again_there(tmp_path: Path) -> None:
+    path = new_socket()
+    server = EmbeddedServer(tmp_path / "server", path=path, aof=True, options={"appendfsync": "always"})
+    try:
+        listening = psutil.Process(server.process.pid).net_connections("inet")
+        assert listening == []
+        for _ in range(2):
+            with redis.Redis.from_url(server.url) as client:
+                client.incr("k")
+            server.kill()
+            server.start()
+        with redis.Redis.from_url(server.url) as client:
+            assert client.get("k") == b"2"
+    finally:
+        server.stop()
+        shutil.rmtree(path.parent)
+
+
+def test_a_folder_for_temporary_files_may_have_a_long_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    path = new_socket()
+    try:
+        assert path.parent.parent == Path("/tmp")
+        assert list(folder.iterdir()) == []
+    finally:
+        shutil.rmtree(path.parent)
+
+
+def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chmod(self: Path, mode: int) -> None:
+        raise PermissionError("Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", chmod)
+    with pytest.raises(ServerStartError, match="belongs to another user"):
+        EmbeddedServer(tmp_path / "server")
 
 
 def test_a_stopped_server_leaves_no_process(server: EmbeddedServer) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from urllib.request import urlopen
 
 import psutil
@@ -125,6 +126,15 @@ def keepers(project: Project) -> list[psutil.Process]:
     return found
 
 
+def open_to_others(project: Project) -> dict[str, str]:
+    """Return what other users could read of the server's files and its socket, and the permissions of it."""
+    folder = project.directory / ".ratelimits"
+    path = Path(json.loads((folder / "server.json").read_text())["path"])
+    files = [folder, *folder.rglob("*"), path.parent, path]
+    assert {"server.json", "users", "start", "keeper.log", "server.log"} <= {file.name for file in files}
+    return {str(file): oct(file.lstat().st_mode) for file in files if file.lstat().st_mode & 0o077}
+
+
 def start(project: Project, *arguments: str) -> subprocess.Popen[bytes]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("DJANGO", "PYTEST"))}
     with (project.directory / f"{arguments[1]}.log").open("wb") as log:
@@ -183,6 +193,7 @@ def test_runserver_and_a_worker_just_work(project: Project) -> None:
         until(answered, "the web server")
         assert project.python(_COUNTED) == "counted\n"
         assert len(keepers(project)) == 1
+        assert open_to_others(project) == {}
     finally:
         for process in (web, worker):
             process.terminate()
@@ -193,14 +204,14 @@ def test_runserver_and_a_worker_just_work(project: Project) -> None:
 def test_a_web_server_knows_the_broker(project: Project, server: str, arguments: list[str]) -> None:
     project.write("shop/entry.py", _ENTRY)
     said = project.run("-m", server, *arguments, "shop.entry:application", fails=True)
-    assert "broker: redis://127.0.0.1:" in said
-    assert "/1 ends here" in said
+    assert "broker: redis+socket:///" in said
+    assert "/server.sock?virtual_host=1 ends here" in said
 
 
 def test_a_shell_knows_the_broker(project: Project) -> None:
     said = project.manage("shell", "-c", "from shop.celery import app; print('broker:', app.conf.broker_url, 'end')")
-    assert "broker: redis://127.0.0.1:" in said
-    assert "/1 end" in said
+    assert "broker: redis+socket:///" in said
+    assert "/server.sock?virtual_host=1 end" in said
 
 
 def test_without_the_server_the_log_says_why_celery_has_no_broker(project: Project) -> None:

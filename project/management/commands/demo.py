@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from project.demo.opening import Opening, Options, announced, inherited, take_tu
 from project.demo.processes import DemoError, only_demo_in
 from project.demo.progress import step
 from project.demo.run import run_demo
-from ratelimits.embedded import EmbeddedServer, ServerStartError, die_with_parent
+from ratelimits.embedded import EmbeddedServer, ServerStartError, die_with_parent, new_socket
 
 
 class Command(BaseCommand):
@@ -41,7 +42,9 @@ class Command(BaseCommand):
             "--clients", type=int, default=8, help="number of clients that send at the same time (default 8)"
         )
         parser.add_argument("--port", type=int, default=0, help="port of the web server (default: a free port)")
-        parser.add_argument("--redis-port", type=int, default=0, help="port of Valkey (default: a free port)")
+        parser.add_argument(
+            "--redis-port", type=int, default=0, help="port of Valkey, which has no password (default: a Unix socket)"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         signal.signal(signal.SIGTERM, _interrupt)
@@ -74,7 +77,10 @@ def _run_on_embedded_server(console: Console, opening: Opening, port: int) -> in
     """Start Valkey. Run this command again in another process, with Valkey's address. Stop Valkey at the end."""
     with ExitStack() as stack:
         with step(console, "Starting Valkey"):
-            server = EmbeddedServer(settings.DATA_DIR / "valkey", port=port, aof=True)
+            path = None if port else new_socket()
+            if path is not None:
+                stack.callback(shutil.rmtree, path.parent, ignore_errors=True)
+            server = EmbeddedServer(settings.DATA_DIR / "valkey", port=port, path=path, aof=True)
             stack.callback(server.stop)
         own, turn = socket.socketpair()
         child = subprocess.Popen(
