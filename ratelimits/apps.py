@@ -8,7 +8,7 @@ from typing import Any
 
 from django.apps import AppConfig
 from django.core.exceptions import ImproperlyConfigured
-from django.db.models.signals import post_migrate
+from django.db.models.signals import post_migrate, pre_migrate
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits import background
@@ -32,7 +32,7 @@ class RatelimitsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from ratelimits import telemetry
+        from ratelimits import routers, telemetry
         from ratelimits.checks import (  # noqa: F401  (the system checks)
             credentials,
             entry_points,
@@ -51,6 +51,7 @@ class RatelimitsConfig(AppConfig):
         process_totals.write_with(stored_totals.write)
         groups.watch()
         telemetry.start()
+        pre_migrate.connect(routers.read_database, sender=self, dispatch_uid="ratelimits.routers")
         post_migrate.connect(adoption.adopt_after_migrate, sender=self, dispatch_uid="ratelimits.adoption")
         # Set the signal handler here, because `ready` runs in the main thread. Perhaps no request runs in this thread.
         stop_signals.watch(background.end)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from django.apps import apps as installed_apps
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 from django.db import connections, models, router
 
@@ -50,8 +51,17 @@ class RatelimitsRouter:
         return True if _belongs_to_app(obj1) != _belongs_to_app(obj2) else None
 
     def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
-        """Return whether a database is allowed to have the app's tables; None for other apps."""
-        return db == conf.DATABASE if app_label == "ratelimits" else None
+        """Return whether a database is allowed to have the app's tables; None for other apps.
+
+        If DATABASE is not valid, no database is. Do not raise an error: `manage.py check --database` asks the router
+        before it can report the setting. `migrate` ends before the first migration, see `read_database`.
+        """
+        if app_label != "ratelimits":
+            return None
+        try:
+            return db == conf.DATABASE
+        except ImproperlyConfigured:
+            return False
 
 
 def _belongs_to_app(row: Any) -> bool:
@@ -98,6 +108,14 @@ def _apps_of_tenants() -> Iterator[str]:
     for name, options in (getattr(settings, "TENANT_TYPES", None) or {}).items():
         if name != public:
             yield from options["APPS"]
+
+
+def read_database(**kwargs: Any) -> None:
+    """Raise CommandError if DATABASE is not valid: `migrate --skip-checks` would note migrations that made no table."""
+    try:
+        _ = conf.DATABASE
+    except ImproperlyConfigured as error:
+        raise CommandError(str(error)) from error
 
 
 def refuse_other_databases(apps: Any, schema_editor: Any) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
+from django.core.exceptions import ImproperlyConfigured
 from django.core.paginator import Paginator
 from django.db import transaction
 from django.db.models import QuerySet
@@ -43,10 +45,14 @@ class OwnTransactions(_Base):
 
     @property
     def urls(self) -> Any:
-        """Return the URLs of the pages. Django does not wrap the views of these pages in a transaction."""
+        """Return the URLs of the pages. Django does not wrap the views of these pages in a transaction.
+
+        If DATABASE is not valid, no view can work. But `manage.py check` needs the URLs, so that it can report this.
+        """
         patterns = super().urls
-        for pattern in patterns:
-            transaction.non_atomic_requests(conf.DATABASE)(pattern.callback)
+        with suppress(ImproperlyConfigured):
+            for pattern in patterns:
+                transaction.non_atomic_requests(conf.DATABASE)(pattern.callback)
         return patterns
 
 

@@ -76,7 +76,7 @@ def _classes() -> Iterator[str]:
 
     Views of Django REST framework that name no classes have those of the settings. So no class is imported here.
     """
-    framework = getattr(settings, "REST_FRAMEWORK", {})
+    framework = getattr(settings, "REST_FRAMEWORK", None) or {}
     for path in framework.get("DEFAULT_AUTHENTICATION_CLASSES") or ():
         yield str(path)
     for view in views() if getattr(settings, "ROOT_URLCONF", None) else ():

@@ -67,7 +67,7 @@ def _wrong_rates(throttle: Any) -> Iterator[checks.Error]:
 @checks.register("ratelimits")
 def check_middleware(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Warn if requests are decided, but the project does not use `QuotaMiddleware`, which finishes requests."""
-    if any(_is_subclass(import_string(path), QuotaMiddleware) for path in settings.MIDDLEWARE):
+    if any(map(_finishes, settings.MIDDLEWARE)):
         return []
     reason = next(_reasons_to_decide(), "")
     if not reason:
@@ -81,6 +81,14 @@ def check_middleware(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> 
             id="ratelimits.W002",
         )
     ]
+
+
+def _finishes(path: str) -> bool:
+    """Return whether this path of MIDDLEWARE is QuotaMiddleware. Django itself reports a path that is wrong."""
+    try:
+        return _is_subclass(import_string(path), QuotaMiddleware)
+    except ImportError:
+        return False
 
 
 @checks.register("ratelimits")
@@ -215,7 +223,7 @@ def _reasons_to_decide() -> Iterator[str]:
 
 def _default_throttles() -> list[Any]:
     """Return the classes in DEFAULT_THROTTLE_CLASSES."""
-    paths = getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES") or ()
+    paths = (getattr(settings, "REST_FRAMEWORK", None) or {}).get("DEFAULT_THROTTLE_CLASSES") or ()
     try:
         return [import_string(path) if isinstance(path, str) else path for path in paths]
     except ImportError:

@@ -325,3 +325,5 @@ def complaint(name: str, value: Any) -> str:
         return f"It cannot be imported: {error}. Write {rule.hint}"
     except (TypeError, ValueError) as error:
         return f"It is not valid: {error}. Write {rule.hint}"
+    except Exception as error:  # noqa: BLE001  (a module that is imported can raise any error)
+        return f"It cannot be imported: {type(error).__name__}: {error}. Write {rule.hint}"
