@@ -202,6 +202,7 @@ def started(folder: Path) -> Iterator[Site]:
     assert (python, server) == ("python", ["manage.py", "runserver"])
     assert "no issues" in run(["python", "manage.py", "check"])
     run(migrate)
+    assert "no issues" in run(["python", "manage.py", "check", "--database", "default"])
     run([*create_user, "--noinput"])  # the environment has the answers
     port, log = free_port(), folder / "site.log"
     with processes.running(["manage", "runserver", str(port)], log) as process, ExitStack() as clients:

@@ -27,11 +27,13 @@ _MAX_INTERVALS = 10
 def check_usage(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Warn if usage that is billed could be lost, or does not reach the ledger. Do nothing without `--database`."""
+    """Warn if usage does not reach the ledger, or if billed usage could be lost. Do nothing without `--database`."""
     try:
-        if not databases or conf.DATABASE not in databases or not _any_rule_bills():
+        if not databases or conf.DATABASE not in databases:
             return []
-        return [*_check_server(), *_check_worker(), *_check_shards()]
+        if not _any_rule_bills():
+            return [*_check_append_only(_info())]
+        return [*_check_append_only(info := _info()), *_check_eviction(info), *_check_worker(), *_check_shards()]
     except (DatabaseError, RedisError, Unavailable, ServerStartError, OSError, ImproperlyConfigured):
         return []  # The tables do not exist yet, a server is down, or another check reports the settings.
 
@@ -40,15 +42,24 @@ def _any_rule_bills() -> bool:
     return Rule.objects.using(conf.DATABASE).filter(bills=True).exists()
 
 
-def _check_server() -> Iterator[checks.CheckMessage]:
+def _info() -> dict[str, Any]:
     server = current_server()
     info: dict[str, Any] = server.wire.client_of(server.keyspace, 0).info()
+    return info
+
+
+def _check_append_only(info: dict[str, Any]) -> Iterator[checks.CheckMessage]:
+    """Warn also before there is a rule: a new project learns at its first check what its server needs."""
     if conf.FENCE != "none" and not info.get("aof_enabled"):
         yield checks.Warning(
-            "Rules bill, but the Redis server keeps no append-only file: no usage reaches the ledger.",
-            hint="Set `appendonly yes` on the server (RATELIMITS['FENCE'] = 'none' is for development only).",
+            "The Redis server keeps no append-only file. So limits work, but no usage will be written to the ledger.",
+            hint="Start the server with `redis-server --appendonly yes`, or set `appendonly yes` in its configuration."
+            " (RATELIMITS['FENCE'] = 'none' writes usage without this file, and is for development only.)",
             id="ratelimits.W030",
         )
+
+
+def _check_eviction(info: dict[str, Any]) -> Iterator[checks.CheckMessage]:
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         yield checks.Warning(
