@@ -12,10 +12,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from ratelimits.embedded import die_with_parent
 
 #: The function `stop` kills a process that has not ended after this number of seconds.
 STOP_SECONDS = 15.0
+#: Seconds after which a process that has ended is started again.
+RESTART_SECONDS = 1.0
 
 
 class DemoError(RuntimeError):
@@ -101,6 +104,35 @@ def running(
         yield process
     finally:
         stop(process)
+
+
+@contextmanager
+def kept_running(arguments: list[str], log: Path, restarted: Callable[[], object]) -> Iterator[None]:
+    """Run `python -m <arguments>` within the block, and start it again whenever it ends, as a supervisor does.
+
+    Call `restarted` each time that the process has ended by itself. For example, a Celery worker ends if its broker
+    is killed while a task runs.
+    """
+    ended = threading.Event()
+
+    def keep() -> None:
+        # This thread outlives each process: a process gets SIGTERM when the thread that started it ends.
+        while True:
+            with running(arguments, log) as process:
+                while process.poll() is None and not ended.wait(0.2):
+                    pass
+            if ended.is_set():
+                return
+            restarted()
+            ended.wait(RESTART_SECONDS)
+
+    keeper = threading.Thread(target=keep, name="demo-keeper", daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        keeper.join()
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

@@ -31,11 +31,13 @@ def run_demo(console: Console, options: Options, opening: Opening) -> int:
         seed.seed_staff(opening.password)
         seed.seed_rules()
         keys = seed.seed_keys()
+    with step(console, "Making a customer whose last month is over, with its report"):
+        seed.seed_finished_month()
     with ExitStack() as stack:
         console.print(f"The web server and the worker use {settings.REDIS_URL}", soft_wrap=True)
         with step(console, "Starting a web server and a Celery worker with beat"):
             web = _start_web_server(stack, opening)
-            worker = _start_worker(stack)
+            _keep_worker_running(stack, console)
         # The stack leaves this context first, because it is entered last. After this, no signal can interrupt the stack
         # while it stops the processes.
         stack.enter_context(_ignore_signals_at_the_end())
@@ -54,7 +56,7 @@ def run_demo(console: Console, options: Options, opening: Opening) -> int:
         if options.once:
             return 1 if difference else 0
         _print_addresses(console, opening, keys)
-        return _stay_up(console, {"web server": web, "Celery worker": worker})
+        return _stay_up(console, web)
 
 
 @contextmanager
@@ -76,13 +78,11 @@ def _start_web_server(stack: ExitStack, opening: Opening) -> subprocess.Popen[by
     return web
 
 
-def _start_worker(stack: ExitStack) -> subprocess.Popen[bytes]:
-    return stack.enter_context(
-        processes.running(
-            processes.celery_arguments(settings.DATA_DIR / "celerybeat-schedule"),
-            settings.DATA_DIR / "celery.log",
-        )
-    )
+def _keep_worker_running(stack: ExitStack, console: Console) -> None:
+    log = settings.DATA_DIR / "celery.log"
+    arguments = processes.celery_arguments(settings.DATA_DIR / "celerybeat-schedule")
+    text = f"[yellow]The Celery worker has ended, so it is started again. Its log is {log}."
+    stack.enter_context(processes.kept_running(arguments, log, lambda: console.print(text, soft_wrap=True)))
 
 
 def _send(console: Console, opening: Opening, keys: list[seed.IssuedKey], options: Options) -> dict[str, ClientCounts]:
@@ -109,11 +109,9 @@ def _curl(key: seed.IssuedKey) -> str:
     return f"curl -H 'Authorization: Api-Key {key.secret}'"
 
 
-def _stay_up(console: Console, watched: dict[str, subprocess.Popen[bytes]]) -> int:
-    """Wait until one of these processes ends. Return 1, the exit status for a failure."""
-    while True:
-        for name, process in watched.items():
-            if process.poll() is not None:
-                console.print(f"[red]The {name} has stopped. Its log is in {settings.DATA_DIR}.")
-                return 1
+def _stay_up(console: Console, web: subprocess.Popen[bytes]) -> int:
+    """Wait until the web server ends. Return 1, the exit status for a failure."""
+    while web.poll() is None:
         time.sleep(0.5)
+    console.print(f"[red]The web server has stopped. Its log is in {settings.DATA_DIR}.")
+    return 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 from django.contrib.auth import get_user_model
@@ -11,7 +13,21 @@ from django.db import transaction
 
 from project.demo.opening import STAFF
 from project.models import ApiKey
-from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, Rule
+from ratelimits import engine
+from ratelimits.algorithms.calendar import boundaries
+from ratelimits.algorithms.limits import FixedWindow
+from ratelimits.conf import conf
+from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, PlanPrice, Report, Rule
+from ratelimits.models.versions import editing
+from ratelimits.reports.closing.close import finalise
+from ratelimits.usage.drain import drain
+from ratelimits.usage.seal import seal
+from ratelimits.usage.tally import tally
+
+#: The customer with a finished month.
+FINISHED = "initech"
+#: How many requests this customer made on each day of that month.
+_REQUESTS_A_DAY = 2_500
 
 
 @dataclass(frozen=True)
@@ -61,12 +77,47 @@ def seed_rules() -> None:
         ),
         ("everyone", None, {**window, "key_kind": "global", "capacity": 1_000_000}),
         ("account", None, {**window, "key_kind": "account", "capacity": 2_500}),
+        (
+            "daily",
+            None,
+            {"algorithm": "calendar_window", "calendar_unit": "day", "key_kind": "account", "capacity": 1_000_000},
+        ),
         ("burst", free, {**bucket, "key_kind": "api_key", "capacity": 20, "rate": 10}),
         ("burst", pro, {**bucket, "key_kind": "api_key", "capacity": 200, "rate": 80}),
         ("text", free, {**bucket, "key_kind": "api_key", "meter": "tokens", "capacity": 200, "rate": 50}),
     )
     for name, plan, fields in rules:
         Rule.objects.get_or_create(name=name, plan=plan, defaults=fields)
+
+
+def seed_finished_month() -> None:
+    """Make a customer whose last month is over: with usage, prices and a final report. A second call does nothing."""
+    if Report.objects.filter(account=FINISHED).exists():
+        return
+    this_month = datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    first_day = (this_month - timedelta(days=1)).replace(day=1)
+    # The plan, its prices and the account are older than the month, so that they count in it.
+    with editing(conf.DATABASE, since=_microseconds(first_day)):
+        plan = Plan.objects.create(slug="team", name="Team")
+        PlanInclusion.objects.create(plan=plan, meter="requests", quantity=50_000)
+        PlanPrice.objects.create(plan=plan, meter="requests", unit_price=Decimal("0.002"), flat_fee=Decimal(49))
+        Account.objects.create(identifier=FINISHED, name="Initech", plan=plan)
+    rule = Rule.objects.get(name="requests", plan=None)
+    periods = boundaries("month", "UTC", None, _microseconds(first_day))
+    usage = engine.Usage(FINISHED, f"account:{FINISHED}", (engine.Meter("requests", rule.pk, rule.version),), periods)
+    wide = FixedWindow(capacity=_REQUESTS_A_DAY, period=Decimal(1))
+    for day in range((this_month - first_day).days):
+        limit = engine.Limit(key=f"account:{FINISHED}", algorithm=wide, cost=_REQUESTS_A_DAY)
+        noon = _microseconds(first_day + timedelta(days=day, hours=12))
+        engine.decide([limit], account=FINISHED, usage=usage, now=noon)
+    seal()
+    drain()
+    tally()
+    finalise(account=FINISHED)
+
+
+def _microseconds(moment: datetime) -> int:
+    return int(moment.timestamp()) * 1_000_000
 
 
 @transaction.atomic

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from django.db import connections, models, transaction
 from django.db.models import F
@@ -197,14 +197,18 @@ _current_edit: ContextVar[Edit | None] = ContextVar("ratelimits_edit", default=N
 
 
 @contextmanager
-def editing(using: str) -> Iterator[Edit]:
-    """Open a transaction in which all writes to versioned rows are one edit. A nested call joins the outer edit."""
+def editing(using: str, since: int | None = None) -> Iterator[Edit]:
+    """Open a transaction in which all writes to versioned rows are one edit. A nested call joins the outer edit.
+
+    `since` is the moment from which the edit counts for bills, by default now (µs since 1970 UTC).
+    """
     edit = _current_edit.get()
     with transaction.atomic(using=using):
         if edit is not None and edit.using == using:
             yield edit
             return
         edit = _advance(using)
+        edit = edit if since is None else replace(edit, since=since)
         token = _current_edit.set(edit)
         try:
             yield edit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -379,7 +379,15 @@ def _tasks(using: str, has_billing_rule: bool) -> Iterator[Fact]:
         if run is None and _is_not_due(runs.get(TaskRun.Task.SEAL), interval, now):
             yield Fact(task, title, Level.GREEN, _("not due yet"))
         else:
-            yield _task(task, title, interval, run or TaskRun(task=task), now, has_billing_rule)
+            yield _task(
+                task, title, interval, run or TaskRun(task=task), now, has_billing_rule, _last_seen(runs.values())
+            )
+
+
+def _last_seen(runs: Iterable[TaskRun]) -> datetime | None:
+    """Return the newest moment at which any task ended, in any worker; None if no task has run yet."""
+    ends = (moment for run in runs for moment in (run.succeeded_at, run.failed_at) if moment is not None)
+    return max(ends, default=None)
 
 
 def _is_not_due(seal: TaskRun | None, interval: float, now: datetime) -> bool:
@@ -393,7 +401,15 @@ def _is_not_due(seal: TaskRun | None, interval: float, now: datetime) -> bool:
     return seals and (now - seal.first_run_at).total_seconds() < interval
 
 
-def _task(name: str, title: str, interval: float, run: TaskRun, now: datetime, has_billing_rule: bool) -> Fact:
+def _task(
+    name: str,
+    title: str,
+    interval: float,
+    run: TaskRun,
+    now: datetime,
+    has_billing_rule: bool,
+    last_seen: datetime | None,
+) -> Fact:
     succeeded, failed = run.succeeded_at, run.failed_at
     word, level = _("never"), Level.AMBER if has_billing_rule else Level.UNKNOWN
     hint = _("Start a Celery worker with the app's beat schedule, or run ratelimits_%(task)s.") % {"task": name}
@@ -401,6 +417,14 @@ def _task(name: str, title: str, interval: float, run: TaskRun, now: datetime, h
         hint = _("Is a worker running that has the app's beat schedule?")
         age = (now - succeeded).total_seconds()
         word, level = ago(age), _level_of_age(age, interval)
+    if (
+        last_seen is not None
+        and _level_of_age((now - last_seen).total_seconds(), conf.SEAL_INTERVAL) is not Level.GREEN
+    ):
+        hint = _(
+            "No worker has been seen since %(moment)s UTC. Start a Celery worker with the app's beat schedule, and"
+            " let a supervisor start it again whenever it ends."
+        ) % {"moment": f"{last_seen:%Y-%m-%d %H:%M:%S}"}
     if failed is not None and (succeeded is None or failed > succeeded):
         return Fact(name, title, Level.RED, word, _("The last run failed: %(error)s") % {"error": run.error})
     detail = f"{succeeded:%Y-%m-%d %H:%M:%S} UTC" if succeeded is not None and level is Level.GREEN else hint

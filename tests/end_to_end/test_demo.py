@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
@@ -20,6 +20,7 @@ import pytest
 
 from ratelimits.embedded import die_with_parent
 from tests.end_to_end.conftest import ROOT
+from tests.support.eventually import until
 
 DEMO = [sys.executable, "manage.py", "demo"]
 ONCE = [*DEMO, "--once", "--requests", "300"]
@@ -140,6 +141,21 @@ def end(demo: Demo, by: Callable[[subprocess.Popen[str]], None]) -> None:
     assert left_behind(demo.environment) == []
 
 
+def worker_of(demo: Demo) -> psutil.Process:
+    """Return the process of the demo's worker that started its other processes."""
+
+    def found() -> psutil.Process | None:
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                of_demo = process.environ().get("DEMO_DATA_DIR") == demo.environment["DEMO_DATA_DIR"]
+                if of_demo and "celery" in process.cmdline() and os.getsid(process.pid) == process.pid:
+                    return process
+        return None
+
+    process: psutil.Process = until(found, "a worker runs")
+    return process
+
+
 def test_the_demo_keeps_running_with_no_difference_and_fails_when_the_ledger_lost_a_line(
     start: Callable[[int], Demo], demo_environment: dict[str, str]
 ) -> None:
@@ -148,6 +164,19 @@ def test_the_demo_keeps_running_with_no_difference_and_fails_when_the_ledger_los
     printed = "".join(demo.printed)
     assert "Difference over all keys: 0" in printed
     assert "Usage is complete until 20" in printed
+    # A finished month of a customer has a final report with amounts, and there is a daily rule.
+    folder = Path(demo_environment["DEMO_DATA_DIR"])
+    with closing(sqlite3.connect(folder / "db.sqlite3")) as database:
+        assert database.execute("SELECT count(*) FROM ratelimits_rule WHERE calendar_unit = 'day'").fetchone() == (1,)
+        assert database.execute("SELECT count(*), min(account) FROM ratelimits_report").fetchone() == (1, "initech")
+        assert database.execute("SELECT sum(overage_quantity) > 0 FROM ratelimits_reportline").fetchone() == (1,)
+        assert database.execute("SELECT count(*) FROM ratelimits_planprice").fetchone() == (1,)
+    # Its worker dies, as Celery's does if its broker is killed. The demo goes on, with another worker.
+    dead = worker_of(demo)
+    os.killpg(dead.pid, signal.SIGKILL)
+    demo.read_until("started again")
+    until(lambda: worker_of(demo).pid != dead.pid, "another worker runs")
+    assert demo.process.poll() is None
     end(demo, ctrl_c)
 
     with closing(sqlite3.connect(Path(demo_environment["DEMO_DATA_DIR"]) / "db.sqlite3")) as database:

@@ -115,6 +115,17 @@ def test_without_redis_it_is_said_which_policy_decides_and_what_nobody_knows(set
     assert now["configuration"].level is Level.UNKNOWN
 
 
+def test_it_is_said_since_when_no_worker_was_seen() -> None:
+    rule(bills=True)
+    run_all()
+    gone = timezone.now() - timedelta(hours=2)
+    TaskRun.objects.update(succeeded_at=gone)
+    for name in ("seal", "drain"):
+        assert f"No worker has been seen since {gone:%Y-%m-%d %H:%M:%S} UTC." in found()[name].detail
+    TaskRun.objects.filter(task="drain").update(failed_at=timezone.now())
+    assert "No worker" not in found()["seal"].detail, "a worker fails, but runs"
+
+
 def test_a_server_that_loads_its_data_is_recovering(monkeypatch: pytest.MonkeyPatch) -> None:
     state = RedisState((), 1, "BusyLoadingError: Redis is loading the dataset in memory", 0.001)
     monkeypatch.setattr(RedisReading, "state", lambda _reading: state)
