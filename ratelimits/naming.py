@@ -24,14 +24,15 @@ _HIDDEN = (
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
 _HIDDEN_PATTERN = re.compile(f"[{_HIDDEN}]")
-#: Between two keys in one text: a comma, a semicolon, a slash, a vertical bar or white space, then a kind and a colon.
-_NEXT_KEY = r"\s*(?:api_key|user|account|ip|global):"
-NEXT_KEY = re.compile(rf"[\s,;|/](?={_NEXT_KEY})\s*")
+_KIND = "(?:api_key|user|account|ip|global):"
+#: The place of another key in one text: after a comma, a semicolon, a slash, a vertical bar or white space, a kind and a
+#: colon.
+NEXT_KEY = re.compile(rf"(?<=[\s,;|/])(?={_KIND})")
 #: Several whole numbers, as people write the ids of several users.
-NUMBERS = re.compile(r"\d+(?:[ ,;]+\d+)+")
+NUMBERS = re.compile(r"(?=\d+[ ,;])[\d ,;]*\d")
 #: The characters of a text that its spelling replaces by "%XX": the hidden ones, a space that a form or a page would
 #: remove, and whatever looks like the end of a key before another key.
-_UNTYPABLE = rf"[{_HIDDEN}]|\A | \Z|(?<= ) |[ ,;|/](?={_NEXT_KEY})"
+_UNTYPABLE = rf"[{_HIDDEN}]|\A | \Z|(?<= ) |[ ,;|/](?=\s*{_KIND})"
 _UNTYPABLE_PATTERN = re.compile(_UNTYPABLE)
 _ESCAPED = re.compile(f"%|{_UNTYPABLE}")
 #: Texts that are spelled as they are: the usual case.

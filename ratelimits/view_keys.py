@@ -39,8 +39,9 @@ Key = OneKey | Sequence[OneKey]
 #: Takes a request and the URL arguments, and returns the value as a text; None if the request has no such value.
 _Reader = Callable[[Any, Mapping[str, Any]], str | None]
 
-#: Errors of a body that cannot be read. The view or Django answers such a request.
-_UNREADABLE = BadRequest, MultiPartParserError, SuspiciousOperation
+#: Errors of a body that cannot be read, such as JSON with thousands of brackets. The view or Django answers such a
+#: request.
+_UNREADABLE = BadRequest, MultiPartParserError, SuspiciousOperation, RecursionError
 
 
 class AskedView(NamedTuple):

@@ -43,6 +43,7 @@ COMMANDS = {
     "bounded": ("--entries 40 --rounds 1", "charge, all but a few have ended"),
     "tasks": ("--tasks 1 20 --rounds 1 --seconds 0.05", "redis.asyncio, a pool of 50"),
     "identities": ("--identities 20", "20 invented identities"),
+    "hostile": ("--length 200 8000 --only rate", "whether it is a rate"),
     "breakdown": ("--rounds 1 --calls 2", "quota.check: find the rules and the command, make the Answer"),
     "waiting.outbound": ("--processes 1 --permits 2 --algorithm token_bucket", "token_bucket"),
     "measured.algorithms": (

@@ -41,7 +41,7 @@ def test_a_key_has_a_bounded_length_and_differs_by_source() -> None:
     assert {len(one) for one in found} == {len("view_key:") + 8 + 1 + 24}
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "7", "{}", '{"team": null}', '{"team": ""}'])
+@pytest.mark.parametrize("text", ["{", "[]", "7", "{}", '{"team": null}', '{"team": ""}', "[" * 8_000])
 def test_a_body_without_the_field_has_the_key_of_no_value(text: str) -> None:
     assert key(json(text)) == EMPTY
 

@@ -20,6 +20,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: An hour in µs.
 _HOUR = 3_600_000_000
 _MICROSECOND = timedelta(microseconds=1)
+#: Maximum number of characters in the name of a time zone.
+_MAX_ZONE = 64
 # The default anchor of every unit: this day is both a Monday and a 1 January.
 _DEFAULT_ANCHOR = datetime(2001, 1, 1)  # noqa: DTZ001 (a local time in any time zone)
 
@@ -27,9 +29,13 @@ _DEFAULT_ANCHOR = datetime(2001, 1, 1)  # noqa: DTZ001 (a local time in any time
 def zone(name: str) -> ZoneInfo:
     """Return the time zone with an IANA name. Raise ValueError if there is none with this name."""
     try:
+        # Python looks for the name as a module too, and a name with many dots or slashes would exceed its recursion.
+        if len(name) > _MAX_ZONE:
+            raise ValueError("too long")
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError, TypeError) as error:
-        raise ValueError(f"unknown time zone {name!r}: use an IANA name such as 'UTC' or 'Europe/Paris'") from error
+        shown = name if not isinstance(name, str) or len(name) <= _MAX_ZONE else f"{name[:_MAX_ZONE]}…"
+        raise ValueError(f"unknown time zone {shown!r}: use an IANA name such as 'UTC' or 'Europe/Paris'") from error
 
 
 def parse_anchor(text: str) -> datetime:

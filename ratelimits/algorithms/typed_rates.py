@@ -20,16 +20,17 @@ _SECONDS = {
     **dict.fromkeys(("d", "day", "days"), 86_400),
     **dict.fromkeys(("w", "week", "weeks"), 604_800),
 }
+#: A longer text is no length of time and no rate.
+_MAX_TEXT = 100
 #: A number and its unit of time, such as "1.5 h".
-_PART = r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*"
+_PART = re.compile(r"\s*+([0-9]++(?:\.[0-9]++)?)\s*+([a-z]++)")
 #: A number that `Decimal` reads, with at most two digits in the exponent.
-_NUMBER = re.compile(r"[+-]?[0-9]*\.?[0-9]+(?:e[+-]?[0-9]{1,2})?", re.IGNORECASE)
-# A word for what is counted, such as "requests" in "50 requests a minute".
-_COUNTED = r"(?:\b(?:requests?|calls?|hits?|tokens?|permits?|units?|times)\s*)?"
-#: Permits, a slash or a word such as "per", and a length of time, as in "50 requests per minute" or "10/5min".
-_RATE = re.compile(
-    rf"(?P<permits>.*?)\s*{_COUNTED}(?:/|\b(?:per|an?|each|every|in|within)\b)\s*(?P<time>.*)", re.DOTALL
-)
+_NUMBER = re.compile(r"[+-]?(?:[0-9]++(?:\.[0-9]++)?|\.[0-9]++)(?:e[+-]?[0-9]{1,2})?", re.IGNORECASE)
+#: A word for what is counted, such as "requests" in "50 requests a minute".
+_COUNTED = re.compile(r"\b(?:requests?|calls?|hits?|tokens?|permits?|units?|times)\Z")
+#: What stands between the permits and the length of time, as in "50 requests per minute" or "10/5min".
+_PER = re.compile(r"/|\b(?:per|an?|each|every|in|within)\b")
+_MONTHS_OR_YEARS = re.compile(r"[0-9. ]*(?:months?|years?)")
 #: `length_and_unit` writes a length of this number of seconds or more in seconds. The reason is that `Decimal` divides
 #: exactly only numbers with at most 28 digits.
 _MAX_LENGTH = Decimal(10) ** 20
@@ -49,12 +50,12 @@ _NO_FIXED_LENGTH = gettext_noop(
 class Mistyped(ValueError):
     """Raised if a text cannot be read as a length of time or a rate.
 
-    The message is `template % values`. `template` can be translated.
+    The message is `template % values`. `template` can be translated. A text that is too long is not shown whole.
     """
 
     def __init__(self, template: str, text: str) -> None:
         self.template = template
-        self.values = {"text": text}
+        self.values = {"text": text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"}
         super().__init__(template % self.values)
 
 
@@ -70,19 +71,30 @@ def seconds(text: str) -> Decimal:
 
     Raise Mistyped for any other text.
     """
-    plain = text.strip().lower()
+    plain = _plain(text)
     if _NUMBER.fullmatch(plain):
         return Decimal(plain)
-    parts = re.findall(_PART, plain)
-    all_units_known = all(unit in _SECONDS for _count, unit in parts)
-    if not (parts and all_units_known and re.fullmatch(f"(?:{_PART})+", plain)):
+    total, position = Decimal(0), 0
+    while part := _PART.match(plain, position):
+        count, unit = part.groups()
+        if unit not in _SECONDS:
+            break
+        total += Decimal(count) * _SECONDS[unit]
+        position = part.end()
+    if not plain or position < len(plain):
         raise Mistyped(_WRONG_LENGTH, text)
-    return sum((Decimal(count) * _SECONDS[unit] for count, unit in parts), Decimal(0))
+    return total
+
+
+def _plain(text: str) -> str:
+    """Return the text in small letters, without spaces around it; "" if it is too long."""
+    plain = text.strip()
+    return plain.lower() if len(plain) <= _MAX_TEXT else ""
 
 
 def is_rate(text: str) -> bool:
     """Return whether a text looks like a rate: it contains a slash, or a word such as "per" or "a"."""
-    return _RATE.fullmatch(text.strip().lower()) is not None
+    return _PER.search(_plain(text)) is not None
 
 
 # The results are cached, because a throttle class parses its rate at each request.
@@ -92,17 +104,20 @@ def rate(text: str) -> TypedRate:
 
     Raise Mistyped for any other text. This includes rates without a unit of time ("10", "10/60").
     """
-    found = _RATE.fullmatch(text.strip().lower())
-    if found is None or not _NUMBER.fullmatch(found["permits"]) or _NUMBER.fullmatch(found["time"]):
+    plain = _plain(text)
+    found = _PER.search(plain)
+    if found is None:
         raise Mistyped(_WRONG_RATE, text)
-    time = found["time"]
-    if re.fullmatch(r"[0-9. ]*(months?|years?)", time):
+    permits, time = _COUNTED.sub("", plain[: found.start()].rstrip()).rstrip(), plain[found.end() :].lstrip()
+    if not _NUMBER.fullmatch(permits) or _NUMBER.fullmatch(time):
+        raise Mistyped(_WRONG_RATE, text)
+    if _MONTHS_OR_YEARS.fullmatch(time):
         raise Mistyped(_NO_FIXED_LENGTH, text)
     try:
         period = seconds(f"1 {time}" if time in _SECONDS else time)
     except Mistyped as error:
         raise Mistyped(_WRONG_RATE, text) from error
-    return TypedRate(Decimal(found["permits"]), period)
+    return TypedRate(Decimal(permits), period)
 
 
 def length_and_unit(length: Decimal) -> tuple[str, str]:

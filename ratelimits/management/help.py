@@ -17,7 +17,9 @@ EXIT_CODES: Mapping[int, str] = {0: "the work is done", 1: "an error; standard e
 #: The SQLSTATE of PostgreSQL if a table does not exist.
 _UNDEFINED_TABLE = "42P01"
 #: The error text of SQLite if a table does not exist. The group is the name of the table.
-_SQLITE_TEXT = r"no such table: (?:main\.)?(\S+)$"
+_SQLITE_TEXT = re.compile(r"no such table: (?:main\.)?(\S+)$")
+#: The error text of PostgreSQL if a table does not exist.
+_POSTGRESQL_TEXT = re.compile(r'relation "(\S+)"')
 
 
 class _HelpFormatter(DjangoHelpFormatter, RawDescriptionHelpFormatter):
@@ -64,8 +66,8 @@ def _missing_table(error: DatabaseError) -> str | None:
     """Return the name of a model's table if the error says that this table does not exist; else None."""
     cause = error.__cause__
     # SQLite has no code of its own for this error, so read the text of the error.
-    pattern = r'relation "(\S+)"' if getattr(cause, "sqlstate", None) == _UNDEFINED_TABLE else _SQLITE_TEXT
-    found = re.match(pattern, str(cause))
+    pattern = _POSTGRESQL_TEXT if getattr(cause, "sqlstate", None) == _UNDEFINED_TABLE else _SQLITE_TEXT
+    found = pattern.match(str(cause))
     # `migrate` creates only the tables of models. Any other missing table is an error of another kind.
     tables = {model._meta.db_table for model in apps.get_models(include_auto_created=True) if model._meta.managed}
     return found[1] if found is not None and found[1] in tables else None

@@ -133,7 +133,7 @@ def _keys_in(text: str) -> list[str]:
     kind, _colon, name = text.partition(":")
     if NUMBERS.fullmatch(name):
         return [f"{kind}:{number}" for number in re.findall(r"\d+", name)]
-    return [part for part in NEXT_KEY.split(text.strip()) if part]
+    return [stripped for part in NEXT_KEY.split(text) if (stripped := part.strip(" \t\r\n,;|/"))]
 
 
 def canonical_account(name: str) -> str:

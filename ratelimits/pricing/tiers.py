@@ -21,8 +21,6 @@ DIGITS = 15
 PLACES = 10
 #: The highest end of a tier.
 _MAX_UNITS = 10**12
-#: A line with a tier: the end of the tier, the price of a unit, and perhaps a fee (see `_SHAPE`).
-_LINE = re.compile(r"\s*(?P<up_to>[^:]*?)\s*:\s*(?P<price>[^+]*?)\s*(?:\+\s*(?P<fee>.*?)\s*)?")
 _PRICE = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _SHAPE = 'write a tier as "1000: 0.10" (or "1000: 0.10 + 5" with a fee), and the last one as "more: 0.05"'
 
@@ -47,17 +45,19 @@ def parse(text: str) -> tuple[Tier, ...]:
     tiers: list[Tier] = []
     for line in lines:
         quoted = f"“{line.strip()}”"
-        match = _LINE.fullmatch(line)
-        if match is None:
+        # The end of the tier, the price of a unit, and perhaps a fee (see `_SHAPE`).
+        end_text, colon, prices = line.partition(":")
+        price_text, plus, fee_text = prices.partition("+")
+        if not colon:
             raise ValueError(f"{quoted} is not a tier: {_SHAPE}")
         if tiers and tiers[-1].up_to is None:
             raise ValueError(f"{quoted} comes after the tier “{MORE}”, which must be the last")
-        up_to = _up_to(match["up_to"], quoted)
+        up_to = _up_to(end_text.strip(), quoted)
         previous_end = (tiers[-1].up_to or 0) if tiers else 0
         if up_to is not None and up_to <= previous_end:
             raise ValueError(f"{quoted} must end at more units than the tier before it: sort the tiers")
-        fee = ZERO if match["fee"] is None else price(match["fee"])
-        tiers.append(Tier(up_to, price(match["price"]), fee))
+        fee = price(fee_text.strip()) if plus else ZERO
+        tiers.append(Tier(up_to, price(price_text.strip()), fee))
     if tiers[-1].up_to is not None:
         raise ValueError(f'there is no price for units beyond {tiers[-1].up_to}: add a line such as "{MORE}: 0.05"')
     return tuple(tiers)
@@ -90,6 +90,9 @@ def to_text(tiers: Iterable[Tier]) -> str:
 def _up_to(text: str, quoted: str) -> int | None:
     if text == MORE:
         return None
-    if not (text.isascii() and text.isdecimal()) or not 0 < int(text) <= _MAX_UNITS:
+    digits = text.lstrip("0")
+    # `int` reads at most 4,300 digits.
+    is_number = text.isascii() and text.isdecimal() and len(digits) <= len(str(_MAX_UNITS))
+    if not is_number or not 0 < int(digits or "0") <= _MAX_UNITS:
         raise ValueError(f"{quoted} must begin with a whole number of units from 1 to {_MAX_UNITS}, or with “{MORE}”")
-    return int(text)
+    return int(digits)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from decimal import Decimal
 
 import pytest
@@ -100,3 +102,24 @@ def test_a_length_is_shown_in_its_greatest_unit(length: str, shown: tuple[str, s
 @given(st.decimals(0, 10**9, places=6))
 def test_what_is_shown_is_read_as_the_same_length(length: Decimal) -> None:
     assert seconds(" ".join(length_and_unit(length))) == length
+
+
+@pytest.mark.parametrize(
+    "text", ["1d" * 36, "1" * 72, "1 d " * 25, "9" * 8_000, "1 " * 4_000, " " * 8_000, "1/" + "1s" * 4_000]
+)
+def test_a_long_text_is_refused_at_once(text: str) -> None:
+    # `re` let a text of 72 characters stop the process for years.
+    for read in (seconds, rate):
+        began = time.thread_time()
+        with suppress(Mistyped):
+            read(text)
+        assert time.thread_time() - began < 0.05
+    with pytest.raises(Mistyped) as refused:
+        seconds(f"{text}x" * 100)
+    assert len(str(refused.value)) < 300
+
+
+def test_a_length_of_time_has_at_most_100_characters() -> None:
+    assert seconds("1s " * 33) == 33
+    with pytest.raises(Mistyped):
+        seconds("1s " * 34)

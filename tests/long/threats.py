@@ -114,6 +114,12 @@ DEFENCES = (
         "> 10**9",
     ),
     Defence(
+        "tests/algorithms/test_typed_rates.py::test_a_long_text_is_refused_at_once",
+        "ratelimits.algorithms.typed_rates:_plain",
+        ' if len(plain) <= _MAX_TEXT else ""',
+        "",
+    ),
+    Defence(
         "tests/addresses/test_reading.py::test_what_is_remembered_of_texts_that_clients_choose_is_small",
         "ratelimits.addresses.reading:address_key",
         " if len(text) <= LONGEST_ADDRESS else None",

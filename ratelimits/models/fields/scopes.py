@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 #: A text of this field, such as "*", "search" or "search:POST,PUT".
-SCOPE = re.compile(r"(?P<scope>\*|[^\s:,*]+)(:(?P<methods>[A-Z]+(,[A-Z]+)*))?")
+SCOPE = re.compile(r"(?P<scope>\*|[^\s:,*]+)(:(?P<methods>[A-Z]++(,[A-Z]++)*+))?")
 
 
 def split_scope(text: str) -> tuple[str, frozenset[str]]:
