@@ -6,7 +6,7 @@ from django.apps import apps
 from django.core.management.commands.shell import Command
 from django.utils.module_loading import import_string
 
-from ratelimits.models import Rule
+from ratelimits.models import PlanMembership, Rule
 
 
 def test_each_model_is_found_where_it_says() -> None:
@@ -21,3 +21,8 @@ def test_the_shell_imports_each_model() -> None:
     names = Command(stdout=said).get_namespace(verbosity=2)
     assert "could not be imported" not in said.getvalue()
     assert {"Rule", "HistoricalRule"} <= names.keys()
+
+
+def test_all_accesses_to_a_history_share_one_class_of_managers() -> None:
+    assert type(Rule.history) is type(Rule.history)
+    assert Rule.history.model is not PlanMembership.history.model
