@@ -27,6 +27,7 @@ from ratelimits.models import Account, Alert, AlertChannel, AlertDelivery
 from ratelimits.models.alerts import new_secret
 from ratelimits.signals import threshold_reached
 from tests.alerts.conftest import Received, Receiver
+from tests.support.plain import PLAIN
 from tests.support.usage.traffic import at
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -121,7 +122,7 @@ def test_a_mail_server_that_is_away_is_asked_again() -> None:
     assert "ConnectionRefusedError" in only("email").error
 
 
-@override_settings(RATELIMITS={"CACHE_ALIAS": "ratelimits", "NAMESPACE": "test", "ALERT_TIMEOUT": 0.5})
+@override_settings(RATELIMITS={**PLAIN, "ALERT_TIMEOUT": 0.5})
 def test_a_mail_server_that_says_nothing_is_left_alone_after_a_while() -> None:
     raise_alert(email="ops@example.com")
 

@@ -15,15 +15,15 @@ from ratelimits.models import Account, PlanInclusion, Report, ReportLine
 from ratelimits.reports.periods import iso
 from ratelimits.reports.statements import rows, statements
 from ratelimits.reports.verify.report import verify_report
+from tests.support.plain import PLAIN
 from tests.support.reports.edits import change, edit_at, plan, spend
 from tests.support.reports.invoices import account, close
 from tests.support.usage.traffic import flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-BASE = {"CACHE_ALIAS": "ratelimits", "NAMESPACE": "test"}
-LATE = override_settings(RATELIMITS={**BASE, "LATE_USAGE": "period", "RECEIPT_TTL": 300_000_000})
-BY_TIME = override_settings(RATELIMITS={**BASE, "PRORATION": "time"})
+LATE = override_settings(RATELIMITS={**PLAIN, "LATE_USAGE": "period", "RECEIPT_TTL": 300_000_000})
+BY_TIME = override_settings(RATELIMITS={**PLAIN, "PRORATION": "time"})
 
 
 def split(report: Report) -> tuple[int, int]:

@@ -31,6 +31,7 @@ from ratelimits.status.facts import Fact, Level, ago, facts, worst
 from ratelimits.status.redis_state import RedisReading, RedisState, ServerState
 from ratelimits.usage.seal import seal
 from tests.support.entry_points import away
+from tests.support.plain import PLAIN
 from tests.support.raw import RawRedis
 from tests.support.rows import rule, unsaved
 from tests.support.usage.traffic import use
@@ -188,7 +189,7 @@ def test_what_endangers_usage_is_red_where_rules_bill(answer: Callable[..., dict
     rule(bills=True)
     assert answer(policy="allkeys-lru")["eviction"].level is Level.RED
     assert answer(aof=False)["aof"].level is Level.RED
-    with override_settings(RATELIMITS={"NAMESPACE": "test", "CACHE_ALIAS": "ratelimits", "FENCE": "none"}):
+    with override_settings(RATELIMITS={**PLAIN, "FENCE": "none"}):
         assert answer(aof=False)["aof"].level is Level.AMBER
 
 

@@ -17,6 +17,7 @@ from ratelimits.usage import fence as fencing
 from ratelimits.usage.drain import drain
 from ratelimits.usage.fence import NotFencedError, fence
 from ratelimits.usage.seal import seal
+from tests.support.plain import PLAIN
 from tests.support.usage.power import is_written, stalled_disk, unwritten, wait_for_fsync
 from tests.support.usage.traffic import use
 
@@ -171,7 +172,7 @@ def test_without_a_fence_the_batch_says_that_there_was_none(everysec_server: Emb
         client.config_set("appendonly", "no")
     use()
     seal()
-    with override_settings(RATELIMITS={"CACHE_ALIAS": "ratelimits", "NAMESPACE": "test", "FENCE": "none"}):
+    with override_settings(RATELIMITS={**PLAIN, "FENCE": "none"}):
         drain()
     assert Batch.objects.get().fence == "none"
 

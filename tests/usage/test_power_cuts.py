@@ -22,6 +22,7 @@ from ratelimits.models import DurabilityGap, QuarantinedBatch
 from ratelimits.reports.statements import rows, statements
 from ratelimits.usage.fence import NotFencedError
 from ratelimits.usage.verify.ledger import verify_ledger
+from tests.support.plain import PLAIN
 from tests.support.usage.load import Load
 from tests.support.usage.power import Fsyncs, stalled_disk, unwritten
 from tests.support.usage.traffic import flow
@@ -29,7 +30,7 @@ from tests.usage.conftest import on_server
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-WITHOUT_FENCE = {"CACHE_ALIAS": "ratelimits", "NAMESPACE": "test", "FENCE": "none"}
+WITHOUT_FENCE = {**PLAIN, "FENCE": "none"}
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from ratelimits.reports.closing.close import finalise
 from ratelimits.reports.verify.report import ReportVerifier
 from ratelimits.reports.verify.terms import verify_terms
 from ratelimits.rules.loader import Loader
+from tests.support.plain import PLAIN
 from tests.support.reports.edits import edit_at, plan
 from tests.support.usage.traffic import flow, use
 
@@ -386,7 +387,7 @@ def test_whatever_becomes_of_the_terms(
 ) -> None:
     """Try 2,000 accounts over 24 months with `--long`, 500 for each pair of settings; otherwise a few of them."""
     chosen = {"LATE_USAGE": late_usage, "PRORATION": proration, "SHARDS": 4, "RELOAD_INTERVAL": 300_000_000}
-    with override_settings(RATELIMITS={"CACHE_ALIAS": "ratelimits", "NAMESPACE": "test", **chosen}):
+    with override_settings(RATELIMITS={**PLAIN, **chosen}):
         size = (500, 24) if long_run else (3, 4)
         world = World(Random(f"{late_usage} {proration}"), *size, redis_client)
         world.run()

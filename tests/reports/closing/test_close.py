@@ -16,12 +16,13 @@ from ratelimits.reports.closing.close import close_together, finalise, finalise_
 from ratelimits.reports.periods import iso
 from ratelimits.reports.verify.report import verify_report
 from ratelimits.reports.verify.totals import verify_totals
+from tests.support.plain import PLAIN
 from tests.support.reports.invoices import account, close, lines, spend
 from tests.support.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-LATE_TO_NEXT_PERIOD = {"CACHE_ALIAS": "ratelimits", "NAMESPACE": "test", "LATE_USAGE": "period"}
+LATE_TO_NEXT_PERIOD = {**PLAIN, "LATE_USAGE": "period"}
 
 
 def adjust(quantity: int, period: str = "2026-10-01") -> Adjustment:

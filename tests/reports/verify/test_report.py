@@ -28,12 +28,13 @@ from ratelimits.usage.packet import canonical, checksum
 from ratelimits.usage.retention import compact as compacting
 from ratelimits.usage.verify.ledger import verify_ledger
 from tests.reports.closing.test_close import adjust
+from tests.support.plain import PLAIN
 from tests.support.reports.invoices import account, close, spend
 from tests.support.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-SIGNED = {"CACHE_ALIAS": "ratelimits", "NAMESPACE": "test", "SIGNING_KEY": "of the finance department"}
+SIGNED = {**PLAIN, "SIGNING_KEY": "of the finance department"}
 
 
 @pytest.fixture

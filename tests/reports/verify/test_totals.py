@@ -6,6 +6,7 @@ from django.test import override_settings
 
 from ratelimits.models import PeriodUsage, ShardState
 from ratelimits.reports.verify.totals import verify_totals
+from tests.support.plain import PLAIN
 from tests.support.reports.invoices import account, close, spend
 from tests.support.usage.traffic import at, flow
 
@@ -46,7 +47,7 @@ def test_a_total_that_ends_after_its_reports_without_usage_there_is_an_error(oct
     assert finding.endswith(f"no usage of it after position {october.covered}, where its reports end")
 
 
-@override_settings(RATELIMITS={"CACHE_ALIAS": "ratelimits", "NAMESPACE": "test", "LATE_USAGE": "period"})
+@override_settings(RATELIMITS={**PLAIN, "LATE_USAGE": "period"})
 def test_an_error_in_the_end_of_a_total_names_the_period_of_this_total() -> None:
     acme = account(included=5)
     spend(acme, "2026-10-15", 7)

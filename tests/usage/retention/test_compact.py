@@ -18,12 +18,13 @@ from ratelimits.usage.retention.compact import CompactResult, compact
 from ratelimits.usage.seal import seal
 from ratelimits.usage.verify import ledger
 from ratelimits.usage.verify.ledger import verify_ledger
+from tests.support.plain import PLAIN
 from tests.support.usage.traffic import flow, use
 from tests.usage.test_gaps import keys, put_back
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-SIGNED = {"CACHE_ALIAS": "ratelimits", "NAMESPACE": "test", "SIGNING_KEY": "of the finance department"}
+SIGNED = {**PLAIN, "SIGNING_KEY": "of the finance department"}
 
 
 @pytest.fixture(autouse=True)
