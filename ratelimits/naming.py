@@ -25,8 +25,8 @@ _HIDDEN = (
 )
 _HIDDEN_PATTERN = re.compile(f"[{_HIDDEN}]")
 _KIND = "(?:api_key|user|account|ip|global):"
-#: The place of another key in one text: after a comma, a semicolon, a slash, a vertical bar or white space, a kind and a
-#: colon.
+#: The place of another key in one text: after a comma, a semicolon, a slash, a vertical bar or white space. The key
+#: must begin with a kind and a colon.
 NEXT_KEY = re.compile(rf"(?<=[\s,;|/])(?={_KIND})")
 #: Several whole numbers, as people write the ids of several users.
 NUMBERS = re.compile(r"(?=\d+[ ,;])[\d ,;]*\d")

@@ -20,8 +20,8 @@ from django.urls import URLResolver, get_resolver
 import ratelimits
 
 APP = Path(ratelimits.__file__).parent
-#: These modules read only the Lua files of the app.
-OWN_FILES = "ratelimits.engine.assemble."
+#: These modules read only the Lua files of the app, or the settings and the URLconf of the project.
+OWN_FILES = ("ratelimits.engine.assemble.", "ratelimits.checks.paths")
 #: Functions of `re` whose first argument is a pattern.
 FUNCTIONS = {"compile", "match", "fullmatch", "search", "split", "sub", "subn", "findall", "finditer"}
 #: A repetition with this maximum is as bad as one without an end.
