@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+
+from tests.support import forked
 
 _STOPPED = """
 import os, signal, sys
@@ -25,5 +26,5 @@ finally:
 
 
 def test_a_signal_in_the_middle_of_the_end_of_a_request_does_not_hang() -> None:
-    process = subprocess.run([sys.executable, "-c", _STOPPED], timeout=120, capture_output=True, text=True)
+    process = forked.run([sys.executable, "-c", _STOPPED], timeout=120, capture_output=True, text=True)
     assert process.returncode == 7, process.stderr

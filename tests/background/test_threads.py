@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import pytest
 from django.db import connection
 
+from tests.support import forked
 from tests.support.rows import rule
 from tests.support.servers import TestServers
 
@@ -48,7 +48,7 @@ print([checking.check(WHO).allowed for _ in range(3)])
 def run(servers: TestServers, script: str, *arguments: str) -> str:
     """Run a script on the test's own database and return what it prints."""
     database = servers.url_of_database(str(connection.settings_dict["NAME"]))
-    process = subprocess.run(
+    process = forked.run(
         [sys.executable, "-c", script, *arguments],
         env={**os.environ, "DATABASE_URL": database},
         timeout=120,
@@ -56,7 +56,8 @@ def run(servers: TestServers, script: str, *arguments: str) -> str:
         text=True,
     )
     assert process.returncode == 0, process.stderr
-    return process.stdout.strip()
+    printed: str = process.stdout.strip()
+    return printed
 
 
 @pytest.mark.django_db(transaction=True)

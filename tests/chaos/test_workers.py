@@ -31,6 +31,7 @@ from tests.chaos.load import Load
 from tests.chaos.row import Row
 from tests.support.entry_points import away
 from tests.support.eventually import until
+from tests.support.forked import Forked
 from tests.support.servers import TestServers, server_binary
 from tests.support.snippets import snippet
 
@@ -83,7 +84,7 @@ def celery(broker: EmbeddedServer, folder: Path, environment: dict[str, str]) ->
         def start() -> subprocess.Popen[bytes]:
             nonlocal starts
             starts += 1
-            return subprocess.Popen(
+            return Forked(
                 command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
 
@@ -152,7 +153,7 @@ def drainer(environment: dict[str, str]) -> Iterator[tuple[int, list[str]]]:
     """Let a worker without Celery drain during the block. Yield its process id, and what it says."""
     command = [sys.executable, "-m", "tests.chaos.drainer"]
     said: list[str] = []
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with Forked(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         reader = threading.Thread(target=said.extend, args=(map(str.strip, process.stdout),))
         reader.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from django.db import connection
 from ratelimits.models import ProcessTotal
 from ratelimits.quota import process_totals
 from ratelimits.quota.process_totals import TotalKey
+from tests.support import forked
 from tests.support.servers import TestServers
 
 
@@ -136,7 +136,7 @@ process_totals.unmetered("acme", "api_key:1", {"requests": 1})
 def test_a_process_that_ends_before_its_first_writing_writes_then(servers: TestServers) -> None:
     database = servers.url_of_database(str(connection.settings_dict["NAME"]))
     environment = {**os.environ, "DATABASE_URL": database}
-    subprocess.run([sys.executable, "-c", COUNTS_AND_ENDS], env=environment, check=True)
+    forked.run([sys.executable, "-c", COUNTS_AND_ENDS], env=environment, check=True)
     assert list(ProcessTotal.objects.values_list("kind", "key", "requests")) == [("unmetered", "api_key:1", 1)]
 
 

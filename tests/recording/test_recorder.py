@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -21,6 +20,7 @@ from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
 from ratelimits.recording import recorder, trace
 from ratelimits.tasks import compact
 from ratelimits.usage.retention import compact as compacting
+from tests.support import forked
 from tests.support.rows import rule
 from tests.support.servers import TestServers
 
@@ -206,7 +206,7 @@ check_and_wait(Identity("user:1"), "*", "GET", {"requests": 1})
 def test_a_process_writes_in_a_thread_and_when_it_ends(servers: TestServers) -> None:
     database = servers.url_of_database(str(connection.settings_dict["NAME"]))
     environment = {**os.environ, "DATABASE_URL": database}
-    subprocess.run([sys.executable, "-c", RECORDS_AND_ENDS], env=environment, check=True)
+    forked.run([sys.executable, "-c", RECORDS_AND_ENDS], env=environment, check=True)
     assert list(RecordedRequest.objects.values_list("user", "left_out")) == [("user:1", 0)]
 
 

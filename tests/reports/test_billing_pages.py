@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from ratelimits.usage import process_totals
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from tests.push.fakes import LagoFake, options
+from tests.support import forked
 from tests.support.reports.invoices import account, spend
 from tests.support.rows import rule
 from tests.support.servers import TestServers
@@ -121,7 +121,7 @@ def test_the_pages_are_true_from_the_first_to_the_last(
                 # again.
                 if alone:
                     environment = {**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.settings"}
-                    subprocess.run([sys.executable, str(ROOT / script), *arguments], env=environment, check=True)
+                    forked.run([sys.executable, str(ROOT / script), *arguments], env=environment, check=True)
                     alone = False
                 else:
                     with (

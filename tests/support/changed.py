@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from filecmp import dircmp
 from pathlib import Path
 
 import ratelimits
+from tests.support import forked
 
 PACKAGE = Path(ratelimits.__file__).parent
 ROOT = PACKAGE.parent
@@ -34,7 +34,7 @@ def places(copy: Path) -> set[str]:
 def run(copy: Path, program: str, *arguments: str, **environment: str) -> str:
     """Run a program in a process that imports the copy; return what it prints."""
     known = {"PYTHONPATH": os.pathsep.join([str(copy.parent), str(ROOT)]), "DJANGO_SETTINGS_MODULE": "tests.settings"}
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", program, *arguments],
         cwd=copy.parent,
         env=os.environ | known | environment,
@@ -43,7 +43,8 @@ def run(copy: Path, program: str, *arguments: str, **environment: str) -> str:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    output: str = done.stdout
+    return output
 
 
 def listed(section: str) -> list[str]:
