@@ -84,6 +84,16 @@ def without(session: nox.Session, missing: str) -> None:
         session.run(*program, env={"PYTHONPATH": str(root)})
 
 
+@nox.session(python="3.12")
+def naive(session: nox.Session) -> None:
+    """Run all fast tests, and the tests of the admin's pages, as in a project with `USE_TZ=False` west of UTC."""
+    session.install("-r", "requirements.txt")
+    session.env["RATELIMITS_TEST_NAIVE"] = "America/Los_Angeles"
+    run = ("python", "-m", "pytest", "-q", "-n", "2")
+    session.run(*run, "-m", "not slow and not system", *(session.posargs or ["tests"]))
+    session.run(*run, "tests/admin/test_access.py", "tests/admin/test_lists.py", "tests/admin/test_forms.py")
+
+
 @nox.session(default=False)
 def audit(session: nox.Session) -> None:
     """Look up known vulnerabilities of all installed packages. Fail if one of the packages cannot be looked up."""

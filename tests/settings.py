@@ -40,3 +40,7 @@ RATELIMITS["PUSH"] = json.loads(os.environ.get("RATELIMITS_TEST_PUSH", "{}"))
 # From Django 6.1 on, a mail backend without this setting is deprecated, and warnings are errors here.
 if django.VERSION >= (6, 1):
     MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}
+
+# A project without Django's support of time zones: all tests pass with this zone too.
+if os.environ.get("RATELIMITS_TEST_NAIVE"):
+    USE_TZ, TIME_ZONE = False, os.environ["RATELIMITS_TEST_NAIVE"]

@@ -19,9 +19,9 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.text import format_lazy
-from django.utils.timezone import localtime
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits import moments
 from ratelimits.admin.open_periods.finalising import may_finalise
 from ratelimits.admin.readonly import BoundedPaginator, OwnTransactions
 from ratelimits.admin.searched import AccountSearch
@@ -109,7 +109,7 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
     @admin.display(description=_("author"), ordering="created_at")
     def made_by(self, adjustment: Adjustment) -> str:
         """Return who added the adjustment, and on which day (in the current time zone)."""
-        return f"{adjustment.author}, {localtime(adjustment.created_at):%Y-%m-%d}"
+        return f"{adjustment.author}, {moments.local(adjustment.created_at):%Y-%m-%d}"
 
     @admin.display(description=_("effect on the report"))
     def effect(self, adjustment: Adjustment) -> str:

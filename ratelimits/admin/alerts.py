@@ -8,11 +8,11 @@ from django import forms
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.utils import timezone
 from django.utils.html import format_html_join
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
+from ratelimits import moments
 from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.admin.suggestions import RowSuggestions
@@ -133,6 +133,6 @@ class AlertDeliveryAdmin(ReadOnlyAdmin):
         A delivery keeps its id, so a receiver can recognise an alert that arrives twice.
         """
         failed = queryset.filter(state=AlertDelivery.State.FAILED)
-        count = failed.update(state=AlertDelivery.State.WAITING, attempts=0, due_at=timezone.now())
+        count = failed.update(state=AlertDelivery.State.WAITING, attempts=0, due_at=moments.now())
         message = ngettext("%(n)d delivery will be retried.", "%(n)d deliveries will be retried.", count)
         self.message_user(request, message % {"n": count}, messages.SUCCESS)

@@ -14,13 +14,12 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import router, transaction
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
-from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 from simple_history.admin import SimpleHistoryAdmin
 from simple_history.models import HistoricalRecords
 
-from ratelimits import unknown_names
-from ratelimits.admin.typed import TypedNumbers
+from ratelimits import moments, unknown_names
+from ratelimits.admin.typed import LocalMoments, TypedNumbers
 from ratelimits.models.history import MAX_REASON, because
 from ratelimits.models.versions import editing
 
@@ -86,10 +85,11 @@ def recorded_user(request: HttpRequest) -> Iterator[None]:
             del context.request
 
 
-class AuditedAdmin(TypedNumbers, _Base):
+class AuditedAdmin(TypedNumbers, LocalMoments, _Base):
     """An admin page that records the user, the reason and the version of every change by a form or an action."""
 
     history_list_display = ["version"]
+    object_history_template = "ratelimits/admin/history.html"
     action_form = ReasonedActionForm
     delete_confirmation_template = "ratelimits/admin/delete_confirmation.html"
     delete_selected_confirmation_template = "ratelimits/admin/delete_selected_confirmation.html"
@@ -239,7 +239,7 @@ class InForceFilter(admin.SimpleListFilter):
         return [("now", _("now")), ("later", _("later")), ("ended", _("ended"))]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        now = timezone.now()
+        now = moments.now()
         if self.value() == "now":
             return queryset.exclude(valid_from__gt=now).exclude(valid_until__lte=now)
         if self.value() == "later":

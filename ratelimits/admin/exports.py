@@ -15,8 +15,8 @@ from django.http import (
     HttpResponseRedirect,
 )
 from django.urls import URLPattern, path, reverse
-from django.utils.timezone import now
 
+from ratelimits import moments
 from ratelimits.models import Report
 from ratelimits.reports.exports import Format, installed
 from ratelimits.reports.exports.download import ReportDownload, file_stem
@@ -57,7 +57,7 @@ class ReportDownloads(_Base):
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         # Suggest the month of the list's filter. Without a filter, suggest the previous month.
-        previous = now().replace(day=1) - timedelta(days=1)
+        previous = moments.now().replace(day=1) - timedelta(days=1)
         month = request.GET.get("month") or f"{previous:%Y-%m}"
         context = {"download_formats": installed(), "download_month": month} | (extra_context or {})
         return super().changelist_view(request, context)

@@ -13,6 +13,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
+from ratelimits.admin.typed import LocalMoments
 from ratelimits.conf import conf
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class BoundedPaginator(_Paginator):
         return int(rows.order_by()[:MAX_ROWS].count())
 
 
-class OwnTransactions(_Base):
+class OwnTransactions(LocalMoments, _Base):
     """An admin page whose actions make their own transactions.
 
     If the project sets ATOMIC_REQUESTS, Django runs each view in a transaction. But the app can close a period or

@@ -1,24 +1,29 @@
-"""Inputs for numbers and for moments.
+"""Inputs for numbers and for moments, and moments as text.
 
 An input for a number sends exactly what the user typed. An input for a moment accepts a time without a date.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.contrib import admin
+from django.contrib.admin.utils import flatten_fieldsets
 from django.contrib.admin.widgets import AdminSplitDateTime
 from django.core.exceptions import ValidationError
 from django.db.models import DateTimeField, Field
 from django.http import HttpRequest
-from django.utils import timezone
 from django.utils.functional import lazy
 from django.utils.text import format_lazy
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
+
+from ratelimits import moments
+from ratelimits.moments.columns import LocalSplitDateTimeInput, UTCDateTimeField
 
 if TYPE_CHECKING:
     _Base = admin.ModelAdmin[Any]
@@ -42,12 +47,66 @@ class TypedNumbers(_Base):
         return field
 
 
+@cache
+def _shown(model: Any, name: str) -> Callable[[Any], str]:
+    """Return a column that shows a moment of a row. The name and the label of the column are those of the field."""
+
+    @admin.display(description=model._meta.get_field(name).verbose_name, ordering=name)
+    def shown(row: Any) -> str:
+        return local_time(getattr(row, name))
+
+    shown.__name__ = name
+    return shown
+
+
+class LocalMoments(_Base):
+    """Mixin for admin pages: moments have the time zone of the page, and the text names it.
+
+    Django itself shows a moment in UTC if `USE_TZ` is False.
+    """
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        return self.columns(super().get_list_display(request))
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return self.columns(super().get_readonly_fields(request, obj))
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Return the fieldsets. Names of moments that the user cannot change become columns."""
+        only_text = {column.__name__ for column in self.get_readonly_fields(request, obj) if callable(column)}
+        if obj is not None and not self.has_change_permission(request, obj):
+            only_text |= {field.name for field in self.model._meta.concrete_fields}
+
+        def changed(name: Any) -> Any:
+            if isinstance(name, list | tuple):
+                return [changed(one) for one in name]
+            return self.columns([name])[0] if name in only_text else name
+
+        return [
+            (title, {**options, "fields": changed([*options["fields"]])})
+            for title, options in super().get_fieldsets(request, obj)
+        ]
+
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
+        """Return the form. Its fields have names: a form cannot have a column."""
+        names = kwargs.get("fields") or flatten_fieldsets(self.get_fieldsets(request, obj))
+        only_text = self.get_readonly_fields(request, obj)
+        kwargs["fields"] = [name.__name__ if callable(name) and name not in only_text else name for name in names]
+        return super().get_form(request, obj, change, **kwargs)
+
+    def columns(self, names: Iterable[Any]) -> list[Any]:
+        """Return columns for a list. A subclass that overrides `get_list_display` must call this there."""
+        fields = self.model._meta.concrete_fields
+        moments_of_row = {field.name for field in fields if isinstance(field, UTCDateTimeField)}
+        return [_shown(self.model, name) if name in moments_of_row else name for name in names]  # type: ignore[arg-type]
+
+
 def _help_for_moments() -> str:
     text = _("In the time zone %(zone)s. A time without a date means today, or tomorrow if this time has passed today.")
-    return text % {"zone": timezone.get_current_timezone_name()}
+    return text % {"zone": moments.zone_name()}
 
 
-class MomentField(forms.SplitDateTimeField):
+class MomentField(LocalSplitDateTimeInput):
     """A field for a date and a time. If only the time is typed, the field takes the next moment with this time."""
 
     widget = AdminSplitDateTime
@@ -66,7 +125,7 @@ class MomentField(forms.SplitDateTimeField):
         if date and not time:
             raise ValidationError(self.error_messages["invalid_time"], code="invalid_time")
         if time and not date:
-            now = timezone.localtime()
+            now = moments.local(moments.now())
             _date_field, time_field = self.fields
             is_over = datetime.combine(now, time_field.clean(time)) <= now.replace(tzinfo=None)
             value = [now.date() + timedelta(days=1 if is_over else 0), time]
@@ -79,12 +138,12 @@ MOMENTS: dict[Any, Any] = {DateTimeField: {"form_class": MomentField, "widget": 
 
 def local_time(moment: datetime | None) -> str:
     """Return a moment as text, in the time zone of the page; "–" for None."""
-    return "–" if moment is None else f"{timezone.localtime(moment):%Y-%m-%d %H:%M %Z}"
+    return "–" if moment is None else moments.local_text(moment)
 
 
 def moment_inputs(name: str, moment: datetime | None) -> dict[str, str]:
     """Return the values of the two inputs of a moment, by input name. Fractions of a second are left out."""
     if moment is None:
         return {f"{name}_0": "", f"{name}_1": ""}
-    local = timezone.localtime(moment)
+    local = moments.local(moment)
     return {f"{name}_0": f"{local:%Y-%m-%d}", f"{name}_1": f"{local:%H:%M:%S}"}

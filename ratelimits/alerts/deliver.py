@@ -19,8 +19,8 @@ from django.core.mail import EmailMessage
 from django.core.mail.backends.smtp import EmailBackend as SMTPBackend
 from django.db.models import F
 from django.template.loader import render_to_string
-from django.utils import timezone
 
+from ratelimits import moments
 from ratelimits.alerts import webhook
 from ratelimits.conf import conf
 from ratelimits.models import Account, Alert, AlertDelivery
@@ -57,7 +57,7 @@ class DestinationGone(Exception):
 
 def due(now: datetime | None = None) -> list[UUID]:
     """Return the ids of at most 1000 deliveries that are due, sorted by `due_at`."""
-    rows = AlertDelivery.objects.using(conf.DATABASE).filter(state=State.WAITING, due_at__lte=now or timezone.now())
+    rows = AlertDelivery.objects.using(conf.DATABASE).filter(state=State.WAITING, due_at__lte=now or moments.now())
     return list(rows.order_by("due_at").values_list("pk", flat=True)[:_MAX_DUE])
 
 
@@ -66,7 +66,7 @@ def deliver(delivery_id: UUID, now: datetime | None = None) -> bool:
 
     Do nothing if the delivery is not due, or if another process has claimed it.
     """
-    now = now or timezone.now()
+    now = now or moments.now()
     rows = AlertDelivery.objects.using(conf.DATABASE).filter(pk=delivery_id)
     crash.reached("alerts:due")
     if not rows.filter(state=State.WAITING, due_at__lte=now).update(attempts=F("attempts") + 1, due_at=now + CLAIM):

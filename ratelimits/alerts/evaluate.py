@@ -17,9 +17,8 @@ from operator import or_
 
 from django.db import IntegrityError, transaction
 from django.db.models import Q, Sum
-from django.utils import timezone
 
-from ratelimits import rules
+from ratelimits import moments, rules
 from ratelimits.alerts.quantities import AccountUsage, MonthlyLimits, UsedQuota, included
 from ratelimits.conf import conf
 from ratelimits.models import (
@@ -242,4 +241,4 @@ def _deliveries(alert: Alert, channels: Iterable[AlertChannel]) -> Iterator[Aler
             destinations.append((AlertDelivery.Kind.WEBHOOK, channel))
     for kind, target in destinations:
         delivery_id = AlertDelivery.id_of(alert.pk, kind, target.pk if target is not None else None)
-        yield AlertDelivery(id=delivery_id, alert=alert, kind=kind, channel=target, due_at=timezone.now())
+        yield AlertDelivery(id=delivery_id, alert=alert, kind=kind, channel=target, due_at=moments.now())

@@ -17,6 +17,7 @@ from ratelimits.models.history import History
 from ratelimits.models.keys import canonical_key, derived_key, validate_account, validate_key
 from ratelimits.models.versioned import Versioned
 from ratelimits.models.versions import Edit, Tombstone
+from ratelimits.moments.columns import UTCDateTimeField
 from ratelimits.pricing.money import minor_digits
 
 
@@ -191,8 +192,8 @@ class PlanMembership(Versioned):
         help_text=_("A key such as api_key:9f3c, user:42 or header:X-Tenant=acme."),
     )
     plan = models.ForeignKey(Plan, models.PROTECT, related_name="memberships", verbose_name=_("plan"))
-    valid_from = models.DateTimeField(_("valid from"), null=True, blank=True)
-    valid_until = models.DateTimeField(_("valid until"), null=True, blank=True)
+    valid_from = UTCDateTimeField(_("valid from"), null=True, blank=True)
+    valid_until = UTCDateTimeField(_("valid until"), null=True, blank=True)
     shard = models.SmallIntegerField(_("shard"), editable=False, db_index=True, default=0)
 
     history = History()

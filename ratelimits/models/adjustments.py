@@ -19,6 +19,7 @@ from ratelimits.models.accounts import Account
 from ratelimits.models.kept import kept_periods
 from ratelimits.models.ledger import moment
 from ratelimits.models.reports import PeriodUsage, Report, ReportLine
+from ratelimits.moments.columns import UTCDateTimeField
 
 
 def initial_approval() -> str:
@@ -50,7 +51,7 @@ class Adjustment(models.Model):
         blank=True,
         help_text=_("Leave it empty for anonymous usage, which has no account."),
     )
-    period_start = models.DateTimeField(
+    period_start = UTCDateTimeField(
         _("billing period"),
         help_text=_(
             "The moment at which the billing period starts. If the period is finalised, the adjustment makes a new"
@@ -72,7 +73,7 @@ class Adjustment(models.Model):
         editable=False,
         db_constraint=False,
     )
-    created_at = models.DateTimeField(_("created at"), auto_now_add=True)
+    created_at = UTCDateTimeField(_("created at"), auto_now_add=True)
     approval = models.CharField(
         _("approval"), max_length=10, choices=Approval.choices, default=initial_approval, editable=False
     )
@@ -86,7 +87,7 @@ class Adjustment(models.Model):
         editable=False,
         db_constraint=False,
     )
-    decided_at = models.DateTimeField(_("approved or refused at"), null=True, blank=True, editable=False)
+    decided_at = UTCDateTimeField(_("approved or refused at"), null=True, blank=True, editable=False)
     report = models.ForeignKey(
         Report,
         models.PROTECT,

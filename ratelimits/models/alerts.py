@@ -20,6 +20,7 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.accounts import Account
 from ratelimits.models.ledger import moment
+from ratelimits.moments.columns import UTCDateTimeField
 
 #: Prefix of a webhook's secret (Standard Webhooks); the key in base64 follows it.
 SECRET_PREFIX = "whsec_"  # noqa: S105
@@ -127,7 +128,7 @@ class Alert(models.Model):
     basis = models.CharField(_("percentage of"), max_length=10, choices=Basis.choices)
     used = models.BigIntegerField(_("used"), help_text=_("Units used when the alert was raised."))
     quantity = models.BigIntegerField(_("quantity"), help_text=_("The number of units that counts as 100 percent."))
-    raised_at = models.DateTimeField(_("raised at"), auto_now_add=True)
+    raised_at = UTCDateTimeField(_("raised at"), auto_now_add=True)
 
     class Meta:
         verbose_name = _("alert")
@@ -179,8 +180,8 @@ class AlertDelivery(models.Model):
     )
     state = models.CharField(_("state"), max_length=10, choices=State.choices, default=State.WAITING)
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
-    due_at = models.DateTimeField(_("due at"))
-    done_at = models.DateTimeField(_("done at"), null=True, blank=True)
+    due_at = UTCDateTimeField(_("due at"))
+    done_at = UTCDateTimeField(_("done at"), null=True, blank=True)
     error = models.CharField(_("last error"), max_length=300, blank=True)
 
     class Meta:

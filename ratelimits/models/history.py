@@ -13,11 +13,12 @@ from typing import Any
 
 from django.conf import settings
 from django.db import models
-from django.utils import timezone
 from simple_history.manager import HistoryManager
 from simple_history.models import HistoricalRecords
 
+from ratelimits import moments
 from ratelimits.models import users
+from ratelimits.moments.columns import UTCDateTimeField
 
 #: Length of the history's column for change reasons, in characters.
 MAX_REASON = 100
@@ -71,7 +72,19 @@ class History(HistoricalRecords):  # type: ignore[misc]
         user = models.ForeignKey(
             settings.AUTH_USER_MODEL, users.set_null, null=True, related_name="+", db_constraint=False
         )
-        return {**super().get_extra_fields(model, fields), "history_user": user}
+        moment = UTCDateTimeField(db_index=True)
+        return {**super().get_extra_fields(model, fields), "history_user": user, "history_date": moment}
+
+    def create_historical_record(self, instance: Any, history_type: str, using: str | None = None) -> None:
+        """Add a record. Its moment is now, or the row's `_history_date`."""
+        if hasattr(instance, "_history_date"):
+            super().create_historical_record(instance, history_type, using)
+            return
+        instance._history_date = moments.now()  # `simple_history` would ask Django, which may know only a local time
+        try:
+            super().create_historical_record(instance, history_type, using)
+        finally:
+            del instance._history_date
 
     def get_change_reason_for_object(self, instance: Any, history_type: str, using: str) -> str | None:
         return super().get_change_reason_for_object(instance, history_type, using) or _reason.get()
@@ -87,7 +100,7 @@ def record(rows: Sequence[models.Model], kind: str, using: str, reason: str | No
         history: Any = getattr(model, "history", None)
         if history is None:
             continue
-        now, fields = timezone.now(), history.model.tracked_fields
+        now, fields = moments.now(), history.model.tracked_fields
         history.using(using).bulk_create(
             history.model(
                 history_date=getattr(row, "_history_date", now),
@@ -103,7 +116,7 @@ def record(rows: Sequence[models.Model], kind: str, using: str, reason: str | No
 
 def end_now(row: Any, reason: str) -> None:
     """End a row now, and record the reason in its history. Delete a row that has not started yet."""
-    now = timezone.now()
+    now = moments.now()
     row._change_reason = reason[:MAX_REASON]
     if row.valid_from is not None and row.valid_from >= now:
         row.delete()

@@ -18,6 +18,7 @@ from ratelimits.models.rules import Rule
 from ratelimits.models.validation import rules as validation
 from ratelimits.models.versioned import Versioned
 from ratelimits.models.versions import Edit, Tombstone
+from ratelimits.moments.columns import UTCDateTimeField
 
 
 class KeyOverride(Versioned):
@@ -44,8 +45,8 @@ class KeyOverride(Versioned):
     rate = decimal_field(_("rate"), _("Leave it empty to use the rule's value."))
     period = seconds_field(_("period"), _("Leave it empty to use the rule's value."))
     mode = models.CharField(_("mode"), max_length=10, choices=[("", _("unchanged")), *Rule.Mode.choices], blank=True)
-    valid_from = models.DateTimeField(_("valid from"), null=True, blank=True)
-    valid_until = models.DateTimeField(_("valid until"), null=True, blank=True)
+    valid_from = UTCDateTimeField(_("valid from"), null=True, blank=True)
+    valid_until = UTCDateTimeField(_("valid until"), null=True, blank=True)
     reason = models.CharField(_("reason"), max_length=200, blank=True)
     shard = models.SmallIntegerField(_("shard"), editable=False, db_index=True, default=0)
 

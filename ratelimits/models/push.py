@@ -12,13 +12,14 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.reports import Report
+from ratelimits.moments.columns import UTCDateTimeField
 
 
 class PushReceiver(models.Model):
     """A billing system of RATELIMITS["PUSH"], and the result of the last request to it."""
 
     name = models.CharField(_("name"), max_length=40, primary_key=True)
-    paused_until = models.DateTimeField(
+    paused_until = UTCDateTimeField(
         _("paused until"),
         null=True,
         blank=True,
@@ -29,7 +30,7 @@ class PushReceiver(models.Model):
     )
     failures = models.PositiveIntegerField(_("failures"), default=0, help_text=_("Failures since the last success."))
     error = models.CharField(_("last error"), max_length=300, blank=True)
-    answered_at = models.DateTimeField(_("last answer"), null=True, blank=True)
+    answered_at = UTCDateTimeField(_("last answer"), null=True, blank=True)
 
     class Meta:
         verbose_name = _("billing system")
@@ -59,7 +60,7 @@ class PushedReport(models.Model):
     receiver = models.ForeignKey(PushReceiver, models.PROTECT, related_name="reports", verbose_name=_("billing system"))
     report = models.ForeignKey(Report, models.PROTECT, related_name="+", verbose_name=_("report"))
     lines = models.PositiveIntegerField(_("lines"), help_text=_("Lines that have something to bill."))
-    planned_at = models.DateTimeField(_("planned at"), auto_now_add=True)
+    planned_at = UTCDateTimeField(_("planned at"), auto_now_add=True)
 
     class Meta:
         verbose_name = _("pushed report")
@@ -95,9 +96,7 @@ class PushDelivery(models.Model):
     meter = models.CharField(_("meter"), max_length=LONGEST_NAME)
     overage = models.BigIntegerField(_("overage"), help_text=_("Units beyond the included quantity."))
     event = models.TextField(_("event"), blank=True, help_text=_("The text that is sent; it is the same each time."))
-    happened_at = models.DateTimeField(
-        _("time of the usage"), help_text=_("The moment of usage that the event states.")
-    )
+    happened_at = UTCDateTimeField(_("time of the usage"), help_text=_("The moment of usage that the event states."))
     state = models.CharField(_("state"), max_length=10, choices=State.choices, default=State.WAITING)
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
     together = models.PositiveIntegerField(
@@ -107,17 +106,17 @@ class PushDelivery(models.Model):
             " events all failed together."
         ),
     )
-    due_at = models.DateTimeField(_("due at"))
+    due_at = UTCDateTimeField(_("due at"))
     #: The token of the process that has claimed the event, to send it (see `push/send.py`). Empty if no process has
     #: claimed it.
     claim = models.UUIDField(_("claim"), null=True, blank=True, editable=False)
-    unsure_since = models.DateTimeField(
+    unsure_since = UTCDateTimeField(
         _("answer lost since"),
         null=True,
         blank=True,
         help_text=_("The time of the first request that was perhaps accepted."),
     )
-    settled_at = models.DateTimeField(_("settled at"), null=True, blank=True)
+    settled_at = UTCDateTimeField(_("settled at"), null=True, blank=True)
     note = models.CharField(
         _("note"),
         max_length=400,

@@ -13,6 +13,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.ledger import moment
+from ratelimits.moments.columns import UTCDateTimeField
 
 
 def _day(microseconds: int) -> str:
@@ -92,7 +93,7 @@ class Report(models.Model):
     previous_digest = models.CharField(_("digest of the version before"), max_length=64, blank=True)
     digest = models.CharField(_("digest"), max_length=64)
     signature = models.CharField(_("signature"), max_length=64, blank=True)
-    finalised_at = models.DateTimeField(_("finalised at"), auto_now_add=True)
+    finalised_at = UTCDateTimeField(_("finalised at"), auto_now_add=True)
 
     class Meta:
         verbose_name = _("report")

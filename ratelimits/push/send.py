@@ -20,10 +20,11 @@ from uuid import UUID, uuid4
 from django.db import transaction
 from django.db.models import F, QuerySet, Value
 from django.db.models.functions import Coalesce
-from django.utils import timezone
 
+from ratelimits import moments
 from ratelimits.conf import conf
 from ratelimits.models import PushDelivery, PushReceiver
+from ratelimits.moments.columns import UTCDateTimeField
 from ratelimits.posting import Connection
 from ratelimits.progress import Progress
 from ratelimits.push.receivers import Receiver
@@ -70,25 +71,25 @@ def send(
     """
     started, last_give_up = monotonic(), float("-inf")
     changed: Counter[str] = Counter()
-    total = waiting(receiver, now or timezone.now()).count() if progress is not None else None
+    total = waiting(receiver, now or moments.now()).count() if progress is not None else None
     count = (progress or Progress()).counter(f"deliveries to {receiver.name}", total)
     while max_seconds is None or monotonic() - started < max_seconds:
         if monotonic() - last_give_up > _GIVE_UP_INTERVAL:
             last_give_up = monotonic()
-            given_up = give_up(receiver, now or timezone.now())
+            given_up = give_up(receiver, now or moments.now())
             changed.update(given_up)
             count(given_up.total())
-        claimed = _claim(receiver, now or timezone.now())
+        claimed = _claim(receiver, now or moments.now())
         if claimed is None:
             break
         crash.reached("push:claimed")
         try:
             outcome = _exchange(receiver, claimed)
         except PushFailed as failure:
-            _pause(receiver, claimed, failure, now or timezone.now())
+            _pause(receiver, claimed, failure, now or moments.now())
             break
         crash.reached("push:answered")
-        recorded = _record(receiver, claimed, outcome, now or timezone.now())
+        recorded = _record(receiver, claimed, outcome, now or moments.now())
         changed.update(recorded)
         count(recorded.total())
         crash.reached("push:marked")
@@ -157,7 +158,7 @@ def _claim(receiver: Receiver, now: datetime) -> ClaimedDeliveries | None:
             due_at=now + CLAIM,
             attempts=F("attempts") + 1,
             # Write this before the request, because the process can die during the request.
-            unsure_since=Coalesce("unsure_since", Value(now)),
+            unsure_since=Coalesce("unsure_since", Value(now, UTCDateTimeField())),
         )
     return ClaimedDeliveries(token, claimed_at, rows, frozenset(row.pk for row in rows if row.unsure_since is None))
 

@@ -8,8 +8,8 @@ from enum import StrEnum
 from itertools import groupby
 
 from django.db import transaction
-from django.utils import timezone
 
+from ratelimits import moments
 from ratelimits.conf import conf
 from ratelimits.models import PushDelivery, PushReceiver
 from ratelimits.progress import Progress
@@ -60,7 +60,7 @@ def settle(
     Raise NotSettledError, and settle nothing, if a line has no delivery, or if the decision does not fit one of the
     deliveries. With AGAIN, also raise this error if no account of the deliveries has a customer.
     """
-    now = now or timezone.now()
+    now = now or moments.now()
     note = f"{decision} by {by}: {reason}"[:MAX_NOTE]
     with transaction.atomic(using=conf.DATABASE, durable=True):
         PushReceiver.lock(conf.DATABASE, receiver.name)

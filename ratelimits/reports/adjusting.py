@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from django.db.models import QuerySet
-from django.utils import timezone
 
+from ratelimits import moments
 from ratelimits.algorithms.parsing import MAX_PERMITS
 from ratelimits.models import Adjustment, Report
 from ratelimits.models.ledger import moment
@@ -87,6 +87,6 @@ def _decide(adjustment: Adjustment, by: Any, verdict: str) -> None:
         raise NotDecidedError(f"{adjustment} is your own: another person must approve or refuse it")
     waiting = Adjustment.objects.using(adjustment._state.db).filter(pk=adjustment.pk, approval="waiting")
     # If two people decide at the same time, this one statement lets only one of them succeed.
-    if not waiting.exclude(author=by.pk).update(approval=verdict, decided_by=by.pk, decided_at=timezone.now()):
+    if not waiting.exclude(author=by.pk).update(approval=verdict, decided_by=by.pk, decided_at=moments.now()):
         raise NotDecidedError(f"{adjustment} does not wait for approval")
     adjustment.refresh_from_db()

@@ -16,9 +16,9 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from django.core.exceptions import ValidationError
-from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from ratelimits import moments
 from ratelimits.models.fields.validity import overlaps
 from ratelimits.models.keys import canonical_key
 from ratelimits.row_files.cells import Cells
@@ -85,7 +85,7 @@ class _Comparison:
 
     def __init__(self, table: FileTable, source: Source, using: str) -> None:
         self.table, self.source, self.using = table, source, using
-        self.now = timezone.now()
+        self.now = moments.now()
         self.known = PlansAndRules.read(using)
         self.cells = Cells(table, self.known)
         self.identity_columns = [source.columns.index(name) for name in table.identity]

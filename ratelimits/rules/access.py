@@ -13,8 +13,8 @@ from socket import AF_INET, AF_INET6, inet_pton
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db.models import Q
-from django.utils import timezone
 
+from ratelimits import moments
 from ratelimits.addresses.reading import are_read_as_ipv4
 from ratelimits.algorithms.calendar import instant
 from ratelimits.models.access.rows import Access
@@ -228,7 +228,7 @@ def _of_values(values: tuple[Any, ...]) -> AccessRow:
 
 def read(using: str, above: int | None = None) -> list[AccessRow]:
     """Return the rows that have not ended. With `above`, return all rows that were changed after this version."""
-    wanted = Q(version__gt=above) if above is not None else ~Q(valid_until__lte=timezone.now())
+    wanted = Q(version__gt=above) if above is not None else ~Q(valid_until__lte=moments.now())
     rows = Access.objects.using(using).filter(wanted).order_by("pk")
     columns = "pk", "target", "effect", "status", "message", "valid_from", "valid_until"
     return [_of_values(values) for values in rows.values_list(*columns).iterator(_CHUNK)]

@@ -9,9 +9,9 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db.models import Q
-from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from ratelimits import moments
 from ratelimits.algorithms.limits import fields_of
 from ratelimits.conf import conf
 from ratelimits.models import Account, KeyOverride, PlanMembership, Rule
@@ -27,7 +27,7 @@ def planned(key: str, rule: str, extra: int, until: datetime, *, account: str = 
     capacity. `account` is the identifier of the key's account; "" if it is not known. Raise ValidationError if no rule
     with this name applies to the key, if the rule has no capacity, if `extra` is below 1, or if `until` is in the past.
     """
-    key, now = canonical_key(key), timezone.now()
+    key, now, until = canonical_key(key), moments.now(), moments.read(until)
     if extra < 1:
         raise ValidationError({"extra": _("Write how many permits to add: 1 or more.")})
     if until <= now:
@@ -58,7 +58,7 @@ def grant(
 
     `by` is the user who decided this. If it is None, the history of the overrides names no user.
     """
-    key = canonical_key(key)
+    key, until = canonical_key(key), moments.read(until)
     with editing(conf.DATABASE):
         granted = planned(key, rule, extra, until, account=account)
         start = granted[0].valid_from
@@ -125,7 +125,7 @@ def _rule_of(key: str, name: str, account: str) -> Rule:
 
     This is the rule of the key's plan, or else of its account's plan, or else the default rule.
     """
-    now, using = timezone.now(), conf.DATABASE
+    now, using = moments.now(), conf.DATABASE
     rows = {row.plan_id: row for row in Rule.objects.using(using).select_related("plan").filter(name=name)}
     if not rows:
         raise ValidationError({"rule": _("No rule has the name “%(rule)s”.") % {"rule": name}})

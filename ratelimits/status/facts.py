@@ -9,9 +9,9 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from django.db.models import Count, Max, Min, Q, QuerySet, Sum
-from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from ratelimits import moments
 from ratelimits.conf import conf
 from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.engine.transport.probing import prober
@@ -316,7 +316,7 @@ def _count_text(count: int) -> str:
 
 
 def _gaps(using: str) -> Fact:
-    now = timezone.now()
+    now = moments.now()
     # Read only the newest rows: an outage can declare a gap for each account and quarter of an hour.
     newest = list(DurabilityGap.objects.using(using).order_by("-pk")[: _MAX_COUNT + 1])
     shown = [gap for gap in newest if gap.declared_at > now - _SHOWN_AGE]
@@ -350,7 +350,7 @@ def _identities(using: str, now: float) -> Fact:
 
 def _deliveries(using: str) -> Iterator[Fact]:
     failed = AlertDelivery.State.FAILED
-    given_up = _count(AlertDelivery.objects.using(using).filter(state=failed, due_at__gt=timezone.now() - _SHOWN_AGE))
+    given_up = _count(AlertDelivery.objects.using(using).filter(state=failed, due_at__gt=moments.now() - _SHOWN_AGE))
     hint = (
         _("These alerts of the last 30 days reached nobody. Their list has an action that retries them.")
         if given_up
@@ -369,7 +369,7 @@ def _deliveries(using: str) -> Iterator[Fact]:
 
 
 def _tasks(using: str, has_billing_rule: bool) -> Iterator[Fact]:
-    runs, now = TaskRun.objects.using(using).in_bulk(), timezone.now()
+    runs, now = TaskRun.objects.using(using).in_bulk(), moments.now()
     for task, title, interval in (
         (TaskRun.Task.SEAL, _("Last seal"), conf.SEAL_INTERVAL),
         (TaskRun.Task.DRAIN, _("Last drain"), conf.DRAIN_INTERVAL),

@@ -13,8 +13,8 @@ from typing import Any
 from zlib import crc32
 
 from django.db import connections, transaction
-from django.utils import timezone
 
+from ratelimits import moments
 from ratelimits.models.ledger import (
     COUNTERS,
     LINES_PER_BATCH,
@@ -134,7 +134,7 @@ def _was_missing(using: str, packet: Packet) -> bool:
         # How many batches of the gap are in the ledger. If batches were joined, one row stands for all of them.
         in_ledger = sum(min(last, seq) - max(first, start) + 1 for start, seq in rows.values_list("first_seq", "seq"))
         if in_ledger == last - first:  # only this batch is still missing
-            gaps.change(using, missing.filter(pk=pk), recovered_at=timezone.now())
+            gaps.change(using, missing.filter(pk=pk), recovered_at=moments.now())
     return bool(spans)
 
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from django.db import transaction
 from django.db.models import Q
-from django.utils import timezone
 
+from ratelimits import moments
 from ratelimits.models.ledger import COUNTERS, SUBJECT, ArchivedRange, Batch, QuarantinedBatch, ShardState
 from ratelimits.usage.apply import insert
 from ratelimits.usage.packet import (
@@ -69,7 +69,7 @@ def _resolve(using: str, pk: int, decide: Callable[[QuarantinedBatch, ShardState
         quarantined = QuarantinedBatch.objects.using(using).get(pk=pk)
         if quarantined.resolved_at is not None:
             raise UnresolvableError(f"this batch was resolved already: {quarantined.resolution}")
-        quarantined.resolution, quarantined.resolved_at = decide(quarantined, state)[:300], timezone.now()
+        quarantined.resolution, quarantined.resolved_at = decide(quarantined, state)[:300], moments.now()
         quarantined.save(using=using, update_fields=["resolution", "resolved_at"])
         state.frozen = QuarantinedBatch.objects.using(using).filter(shard=shard, resolved_at=None).exists()
         state.save(using=using)

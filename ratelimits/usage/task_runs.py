@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from django.db import DatabaseError, transaction
-from django.utils import timezone
 
+from ratelimits import moments
 from ratelimits.conf import conf
 from ratelimits.models.status.task_runs import TaskRun
 
@@ -26,9 +26,9 @@ def note_run(task: TaskRun.Task) -> Iterator[None]:
         yield
     except Exception as error:
         text = f"{type(error).__name__}: {error}".replace("\0", "\ufffd")
-        _write(TaskRun(task=task, failed_at=timezone.now(), error=text[:_MAX_ERROR]), ["failed_at", "error"])
+        _write(TaskRun(task=task, failed_at=moments.now(), error=text[:_MAX_ERROR]), ["failed_at", "error"])
         raise
-    _write(TaskRun(task=task, succeeded_at=timezone.now()), ["succeeded_at"])
+    _write(TaskRun(task=task, succeeded_at=moments.now()), ["succeeded_at"])
 
 
 def _write(row: TaskRun, fields: list[str]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
+from ratelimits.admin.typed import moment_inputs
 from ratelimits.models import Account, Adjustment, GapKind, QuarantinedBatch, Report, ShardState
 from ratelimits.reports.closing.close import finalise, home_shard
 from ratelimits.usage import gaps
@@ -106,7 +108,7 @@ def test_finance_closes_a_month_with_a_quarantine_a_leaver_a_late_batch_and_a_wr
     assert billed(finance)["initech"] == [65, 25]
 
     # An adjustment with a typing error: ten times the intended quantity. It is on a report already.
-    start = {"period_start_0": "2025-10-01", "period_start_1": "00:00:00"}
+    start = moment_inputs("period_start", datetime(2025, 10, 1, tzinfo=UTC))
     wrong = {"account": "acme", **start, "meter": "requests", "reason": "goodwill", "quantity": "-200"}
     asked = finance.post(ADD, wrong)
     assert "The adjustment is -200 units: 286 % of the 70 units that were used." in text(asked)

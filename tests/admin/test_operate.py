@@ -15,8 +15,8 @@ from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
 
+from ratelimits import moments
 from ratelimits.embedded import free_port
 from ratelimits.identity import Identity
 from ratelimits.models import Access, Account, Alert, KeyOverride, KeyReset, KeyTotal, Plan, ProcessTotal
@@ -243,7 +243,7 @@ class TestBlocks:
         assert user_with("operate").get(f"{BLOCKS}999/end/").status_code == 404
 
     def test_it_is_given_for_a_length_of_time(self) -> None:
-        client, before = user_with("operate"), timezone.now()
+        client, before = user_with("operate"), moments.now()
         page = client.get(BLOCK)
         assert "for an hour for a day for a week" in text(page)
         assert "In the time zone UTC. A time without a date means today, or tomorrow" in text(page)
@@ -251,7 +251,7 @@ class TestBlocks:
         row = Access.objects.get()
         assert row.valid_until is not None
         hour = timedelta(hours=1)
-        assert hour - timedelta(seconds=1) <= row.valid_until - before <= timezone.now() - before + hour
+        assert hour - timedelta(seconds=1) <= row.valid_until - before <= moments.now() - before + hour
         assert f"until {row.valid_until:%Y-%m-%d %H:%M} UTC." in text(page)
         confirmed(client, BLOCK, typed_block(target="user:7", lasts="86400", **FROM_2099))
         later = Access.objects.get(target="user:7")
@@ -273,17 +273,17 @@ class TestBlocks:
         )
         row.refresh_from_db()
         assert row.valid_until is not None
-        assert row.valid_until > timezone.now() + timedelta(days=6)
+        assert row.valid_until > moments.now() + timedelta(days=6)
 
     def test_a_time_without_a_date_is_its_next_occurrence(self, settings: Any) -> None:
         client = user_with("operate")
         settings.TIME_ZONE = "Asia/Tokyo"
         for shift in (-timedelta(minutes=2), timedelta(minutes=2)):
-            local = timezone.now().astimezone(ZoneInfo("Asia/Tokyo")) + shift
+            local = moments.now().astimezone(ZoneInfo("Asia/Tokyo")) + shift
             page, _response = confirmed(client, BLOCK, typed_block(valid_until_1=f"{local:%H:%M:%S}"))
             row = Access.objects.get()
             assert row.valid_until is not None
-            assert timedelta(0) < row.valid_until - timezone.now() <= timedelta(days=1)
+            assert timedelta(0) < row.valid_until - moments.now() <= timedelta(days=1)
             assert row.valid_until.astimezone(ZoneInfo("Asia/Tokyo")).time() == local.time().replace(microsecond=0)
             assert f"until {row.valid_until.astimezone(ZoneInfo('Asia/Tokyo')):%Y-%m-%d %H:%M} JST" in text(page)
             row.delete()
@@ -360,7 +360,7 @@ class TestBlocks:
         assert (row.target, row.reason, row.history.count()) == ("user:2", "a scan", 2)
 
     def test_the_list_says_what_is_in_force_and_what_it_refused_by_few_queries(self) -> None:
-        now = timezone.now()
+        now = moments.now()
         Access.objects.create(target="user:1", reason="r")
         Access.objects.create(target="user:2", reason="r", valid_from=now + timedelta(hours=1))
         Access.objects.create(target="user:3", reason="r", valid_until=now)
@@ -430,7 +430,7 @@ class TestResets:
 class TestGrants:
     def test_more_is_granted_after_a_page_that_shows_the_overrides(self) -> None:
         rule("day", "fixed_window", capacity=2, period=86_400, key_kind="account")
-        until = timezone.now() + timedelta(hours=2)
+        until = moments.now() + timedelta(hours=2)
         KeyOverride.objects.create(key="account:1", rule="day", capacity=4, valid_until=until)
         who = Identity("user:1", None, "account:1")
         assert checking.check(who).allowed
@@ -460,9 +460,9 @@ class TestGrants:
         page, response = confirmed(user_with("operate", "view_inspect"), GRANT, typed)
         expected = "each key of account:1 has 5 more requests in each calendar month (Europe/Berlin) (rule month)."
         assert expected in text(page)
-        typed |= {"until_0": (timezone.now() + timedelta(hours=1)).strftime("%Y-%m-%d"), "until_1": "23:59:59"}
+        typed |= {"until_0": (moments.now() + timedelta(hours=1)).strftime("%Y-%m-%d"), "until_1": "23:59:59"}
         assert "So the total can be more than" not in text(CLIENT.post(GRANT, typed))
-        typed["until_0"] = (timezone.now() + timedelta(days=40)).strftime("%Y-%m-%d")
+        typed["until_0"] = (moments.now() + timedelta(days=40)).strftime("%Y-%m-%d")
         each_month = "gets 5 more in each calendar month (Europe/Berlin). So the total can be more than 5."
         assert each_month in text(CLIENT.post(GRANT, typed))
         assert "user:1 has 7 of 7 left now, and 12 of 12 with the grant." in text(page)
@@ -529,7 +529,7 @@ class TestGrants:
         end = page.context["form"]["until"].value()
         local = end.astimezone(ZoneInfo("Asia/Tokyo"))
         assert (local.hour, local.minute) == (0, 0)
-        assert timedelta(0) < end - timezone.now() <= timedelta(days=1)
+        assert timedelta(0) < end - moments.now() <= timedelta(days=1)
         assert "the end of today in the time zone of the account, Asia/Tokyo." in text(page)
 
     def test_a_mistake_is_shown_at_its_field(self) -> None:
@@ -549,12 +549,12 @@ class TestGrants:
 
     def test_overrides_and_grants_that_run_already_are_above_the_form_and_in_the_inspector(self) -> None:
         rule("day", "fixed_window", capacity=2, period=86_400, key_kind="account")
-        until = timezone.now() + timedelta(hours=2)
+        until = moments.now() + timedelta(hours=2)
         running = KeyOverride.objects.create(
             key="account:1", rule="day", capacity=4, mode="shadow", valid_until=until, reason="a deal"
         )
         KeyOverride.objects.create(key="account:1", rule="day", capacity=5, valid_from=until, valid_until=None)
-        KeyOverride.objects.create(key="account:1", rule="day", capacity=6, valid_until=timezone.now())
+        KeyOverride.objects.create(key="account:1", rule="day", capacity=6, valid_until=moments.now())
         KeyOverride.objects.create(key="account:2", rule="day", capacity=7)
         said = f"day for account:1: capacity 4, shadow, until {until:%Y-%m-%d %H:%M} UTC"
         later = f"day for account:1: capacity 5, from {until:%Y-%m-%d %H:%M} UTC, without an end"
@@ -590,7 +590,7 @@ class TestGrants:
         assert "Ended: day for account:1." in done.content.decode()
         assert [checking.check(who).allowed for _ in range(2)] == [True, False]
         assert granted.history.latest().history_change_reason == "a mistake"
-        later = KeyOverride.objects.get(valid_from__gt=timezone.now())
+        later = KeyOverride.objects.get(valid_from__gt=moments.now())
         assert client.get(f"{BASE}/keyoverride/{later.pk}/end/").status_code == 403, "to end it is to delete it"
         client = user_with("change_keyoverride", "delete_keyoverride")
         ending = client.post(f"{BASE}/keyoverride/{later.pk}/end/", {"_confirmed": "1", "reason": "x"})

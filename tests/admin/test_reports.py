@@ -13,6 +13,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from ratelimits import moments
 from ratelimits.admin.reports import overview
 from ratelimits.admin.reports import page as pages
 from ratelimits.models import Account, Adjustment, Line, Report, ReportLine
@@ -151,7 +152,7 @@ def test_a_report_is_adjusted_from_its_page_by_whoever_is_logged_in(
     (link,) = re.findall(r'href="(/admin/ratelimits/adjustment/add/\?[^"]*)"', page)
     form = admin_client.get(unescape(link)).context["adminform"].form
     assert form["account"].value() == "acme"
-    assert form["period_start"].value() == datetime(2026, 11, 1, tzinfo=UTC)
+    assert form["period_start"].value() == moments.untyped(datetime(2026, 11, 1, tzinfo=UTC))
     assert admin_client.post(ADD, typed(_effect_seen="1")).status_code == 302
     made = Adjustment.objects.get()
     assert (made.author, made.quantity, made.report) == (admin_user, -2, None)

@@ -17,8 +17,8 @@ import pytest
 from django.core import mail
 from django.db.models import F
 from django.test import override_settings
-from django.utils import timezone
 
+from ratelimits import moments
 from ratelimits.alerts import deliver
 from ratelimits.alerts.evaluate import _write
 from ratelimits.alerts.webhook import TYPE, post, signature
@@ -58,7 +58,7 @@ def raise_alert(*, threshold: int = 80, account: str = "acme", **channel: Any) -
 
 def deliver_all(later: timedelta = timedelta()) -> list[bool]:
     """Make every delivery that is due this much later than now; return whether each succeeded."""
-    now = timezone.now() + later
+    now = moments.now() + later
     return [deliver.deliver(name, now) for name in deliver.due(now)]
 
 
@@ -150,7 +150,7 @@ def test_a_webhook_is_signed_and_says_the_same_as_the_alert(receiver: Receiver) 
     assert received.path == "/alerts?from=test"
     assert received.headers["content-type"] == "application/json"
     assert received.headers["webhook-id"] == received.headers["idempotency-key"] == str(only("webhook").pk)
-    assert abs(int(received.headers["webhook-timestamp"]) - timezone.now().timestamp()) < 60
+    assert abs(int(received.headers["webhook-timestamp"]) - moments.now().timestamp()) < 60
     assert is_signed(received, secret)
     assert received.json["type"] == TYPE
     assert received.json["data"] == {
@@ -325,7 +325,7 @@ def test_a_channel_that_is_no_more_gets_nothing(change: str, receiver: Receiver)
 
 def test_a_claimed_delivery_is_nobody_else_s_until_the_claim_runs_out(receiver: Receiver) -> None:
     raise_alert(webhook_url=receiver.url)
-    now = timezone.now()
+    now = moments.now()
     AlertDelivery.objects.update(attempts=F("attempts") + 1, due_at=now + deliver.CLAIM)
     assert [deliver.deliver(delivery.pk, now) for delivery in AlertDelivery.objects.all()] == [False, False]
     assert not receiver.received
@@ -334,7 +334,7 @@ def test_a_claimed_delivery_is_nobody_else_s_until_the_claim_runs_out(receiver: 
 
 def test_an_attempt_that_fails_late_leaves_a_newer_one_alone() -> None:
     raise_alert()
-    begun = timezone.now() + deliver.CLAIM
+    begun = moments.now() + deliver.CLAIM
 
     def receive(**kwargs: object) -> None:
         AlertDelivery.objects.update(attempts=F("attempts") + 1, due_at=begun)

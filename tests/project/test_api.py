@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client
+from django.utils import timezone
 
 from project.models import ApiKey
 from ratelimits.models import Account, Rule
@@ -88,7 +88,7 @@ def test_an_unknown_key_is_refused(header: str) -> None:
 
 
 def test_a_revoked_key_is_refused(api: Client, issued: tuple[ApiKey, str]) -> None:
-    ApiKey.objects.filter(pk=issued[0].pk).update(revoked_at=datetime.now(UTC))
+    ApiKey.objects.filter(pk=issued[0].pk).update(revoked_at=timezone.now())
     assert api.get("/api/time/").status_code == 401
 
 

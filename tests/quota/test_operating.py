@@ -11,8 +11,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
-from django.utils import timezone
 
+from ratelimits import moments
 from ratelimits.embedded import free_port
 from ratelimits.identity import Identity
 from ratelimits.models import Access, Account, KeyOverride, KeyReset, KeyTotal, Plan
@@ -185,17 +185,17 @@ class TestGrants:
         assert spend() == [True, True, False]
         row = KeyOverride.objects.get()
         assert (row.reason, row.capacity) == ("a good customer", 4)
-        assert timedelta(minutes=119) < row.valid_until - timezone.now() < timedelta(minutes=121)  # type: ignore[operator]
+        assert timedelta(minutes=119) < row.valid_until - moments.now() < timedelta(minutes=121)
 
     def test_overrides_in_force_keep_their_numbers_and_go_on_afterwards(self) -> None:
         rule(capacity=10, key_kind="user")
-        now = timezone.now()
+        now = moments.now()
         KeyOverride.objects.create(
             key="user:1", rule="burst", capacity=50, rate=7, valid_until=now + timedelta(hours=2)
         )
         KeyOverride.objects.create(key="user:1", rule="burst", capacity=80, valid_from=now + timedelta(hours=3))
         grant("user:1", "burst", 5, now + timedelta(hours=4), "r")
-        rows = KeyOverride.objects.exclude(valid_until__lte=timezone.now()).order_by("valid_from")
+        rows = KeyOverride.objects.exclude(valid_until__lte=moments.now()).order_by("valid_from")
         hours = [round((row.valid_until - now) / timedelta(hours=1)) if row.valid_until else None for row in rows]
         assert [row.capacity for row in rows] == [55, 15, 85, 80]
         assert [row.rate for row in rows] == [7, None, None, None]
@@ -209,7 +209,7 @@ class TestGrants:
         Account.objects.create(identifier="acme", plan=pro)
         rule("day", "fixed_window", capacity=2, key_kind="account")
         rule("day", "fixed_window", capacity=100, key_kind="account", plan=pro)
-        soon = timezone.now() + timedelta(hours=1)
+        soon = moments.now() + timedelta(hours=1)
         assert [planned(f"account:{name}", "day", 5, soon)[0].capacity for name in ("acme", "other")] == [105, 7]
         assert planned("user:3", "day", 5, soon, account="acme")[0].capacity == 105
 
@@ -231,7 +231,7 @@ class TestGrants:
         rule("place", "fixed_window", key_kind="ip")
         rule("gold", "fixed_window", key_kind="user", plan=Plan.objects.create(name="Gold", slug="gold"))
         with pytest.raises(ValidationError) as error:
-            grant(key, name, extra, timezone.now() + timedelta(hours=hours), "r")
+            grant(key, name, extra, moments.now() + timedelta(hours=hours), "r")
         assert said in str(error.value.messages)
         assert not KeyOverride.objects.exists()
 
@@ -263,7 +263,7 @@ class TestBlocking:
 
     def test_a_key_is_allowed_until_a_day(self) -> None:
         rule(capacity=0)
-        run("allow", "user:1", "--reason", "test", "--until", f"{timezone.now() + timedelta(days=2):%Y-%m-%d}")
+        run("allow", "user:1", "--reason", "test", "--until", f"{moments.now() + timedelta(days=2):%Y-%m-%d}")
         assert spend() == [True] * 3
 
     def test_a_key_that_nobody_has_is_warned_of(self) -> None:

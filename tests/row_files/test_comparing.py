@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratelimits import moments
 from ratelimits.models import Account, KeyOverride, Plan, PlanMembership
 from ratelimits.models.fields.validity import overlapping, overlaps
 from ratelimits.row_files import comparing
@@ -121,7 +121,7 @@ class TestMemberships:
         assert "2 rows with this key are valid now or later: write the “valid_from”" in unclear.errors[0]
 
     def test_what_ended_is_left_as_it_is(self, plans: tuple[Plan, Plan]) -> None:
-        PlanMembership.objects.create(key="user:1", plan=plans[0], valid_until=timezone.now() - timedelta(days=1))
+        PlanMembership.objects.create(key="user:1", plan=plans[0], valid_until=moments.now() - timedelta(days=1))
         assert states(PlanMembership, "key,plan", "user:1,pro") == [NEW]
         assert states(PlanMembership, "key,plan,valid_from,valid_until", "user:1,pro,,") == [NEW]
 
@@ -257,7 +257,7 @@ class TestWholeFiles:
                 key="user:1", plan=plans[number], valid_from=None if end else moment, valid_until=end
             )
         for days in (3, 2):  # both have ended
-            ended = timezone.now() - timedelta(days=days)
+            ended = moments.now() - timedelta(days=days)
             PlanMembership.objects.create(key="user:2", plan=plans[0], valid_until=ended)
         KeyOverride.objects.create(key="user:1", rule="burst", rate=Decimal("0.5"), period=86_400, reason="=cmd()")
         KeyOverride.objects.create(key="account:a;=b", rule="burst", mode="off", reason="'=1 \n-2")
@@ -295,7 +295,7 @@ MOMENTS = st.none() | st.integers(-3, 3)
 
 @given(st.lists(st.tuples(MOMENTS, MOMENTS), max_size=5))
 def test_rows_in_memory_overlap_if_two_are_in_force_at_any_moment(spans: list[tuple[int | None, int | None]]) -> None:
-    now = timezone.now()
+    now = datetime.now(UTC)
 
     def moment(hour: int | None) -> datetime | None:
         return None if hour is None else now + timedelta(hours=hour)
@@ -316,7 +316,7 @@ def test_rows_in_memory_overlap_if_two_are_in_force_at_any_moment(spans: list[tu
 
 def test_rows_in_memory_overlap_as_those_in_the_database(plans: tuple[Plan, Plan]) -> None:
     row = PlanMembership.objects.create(key="user:1", plan=plans[0], valid_until=LATER)
-    for start, end in ((None, None), (LATER, None), (LATER, LATEST), (None, LATER), (timezone.now(), LATEST)):
+    for start, end in ((None, None), (LATER, None), (LATER, LATEST), (None, LATER), (moments.now(), LATEST)):
         other = PlanMembership(key="user:1", plan=plans[1], valid_from=start, valid_until=end)
         in_database = overlapping(other, PlanMembership.objects.all()) is not None
-        assert bool(list(overlaps([row, other], timezone.now()))) == in_database
+        assert bool(list(overlaps([row, other], moments.now()))) == in_database

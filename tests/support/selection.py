@@ -26,6 +26,7 @@ SLOW = (
     "admin/test_form_values.py",
     "admin/test_forms.py",
     "admin/test_lists.py",
+    "admin/test_naive.py",
     "admin/test_open_periods.py",
     "admin/test_operate.py",
     "admin/test_reports.py",
@@ -97,6 +98,8 @@ SLOW = (
 )
 #: The slow tests that a quick run has too: a few of each kind. Without brackets, all cases of a test.
 SAMPLE = (
+    "admin/test_naive.py::test_a_form_that_is_sent_again_changes_no_moment",
+    "admin/test_naive.py::test_lists_and_forms_show_the_projects_time_zone",
     "alerts/test_evaluate.py::test_a_larger_plan_in_mid_period_has_each_threshold_said_of_it",
     "alerts/test_evaluate.py::test_each_threshold_of_what_the_plan_includes_is_reached_once",
     "alerts/test_evaluate.py::test_periods_that_were_over_before_the_first_look_are_left_alone_and_later_ones_are_not",

@@ -8,9 +8,8 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError
 from django.db.models import QuerySet
-from django.utils import timezone
 
-from ratelimits import tasks
+from ratelimits import moments, tasks
 from ratelimits.models import TaskRun
 from ratelimits.usage.task_runs import Task, note_run
 
@@ -29,12 +28,12 @@ RUNS = [
 
 @pytest.mark.parametrize(("task", "run"), RUNS)
 def test_a_task_or_command_notes_that_it_ran(task: TaskRun.Task, run: Callable[[], Any]) -> None:
-    begun = timezone.now()
+    begun = moments.now()
     run()
     (row,) = TaskRun.objects.all()
     assert (row.task, row.failed_at, row.error) == (task, None, "")
     assert row.succeeded_at is not None
-    assert begun <= row.succeeded_at <= timezone.now()
+    assert begun <= row.succeeded_at <= moments.now()
 
 
 def test_a_failure_is_noted_beside_the_last_success(settings: Any) -> None:

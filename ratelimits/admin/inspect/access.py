@@ -7,10 +7,11 @@ from ipaddress import ip_network
 from typing import NamedTuple
 
 from django.db.models import Q
-from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from ratelimits import moments
 from ratelimits.admin.operate.access import requests_of
+from ratelimits.admin.typed import local_time
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import Identity
@@ -32,6 +33,8 @@ class ShownAccess(NamedTuple):
     """
 
     row: Access
+    begins: str
+    ends: str
     state: str
     decides: bool
     requests: str
@@ -42,7 +45,7 @@ def shown_access(identity: Identity, key: str, snapshot: Snapshot) -> list[Shown
 
     Some are in force, some begin later, and some have ended in the last 25 hours.
     """
-    now, targets = timezone.now(), targets_of(identity, key)
+    now, targets = moments.now(), targets_of(identity, key)
     rows = Access.objects.using(conf.DATABASE).filter(target__in=targets)
     rows = rows.filter(Q(valid_until=None) | Q(valid_until__gt=now - _SHOWN_AFTER_END)).order_by("-pk")
     deciding, counts = snapshot.access(identity), requests_of(targets)
@@ -51,7 +54,9 @@ def shown_access(identity: Identity, key: str, snapshot: Snapshot) -> list[Shown
         begins_later = row.valid_from is not None and row.valid_from > now
         state = _("in force") if row.in_force(now) else _("later") if begins_later else _("ended")
         requests = f"{counts.get(ledger_name(key_name(row.target)), 0):,}"
-        accesses.append(ShownAccess(row, state, deciding is not None and deciding.pk == row.pk, requests))
+        decides = deciding is not None and deciding.pk == row.pk
+        span = local_time(row.valid_from), local_time(row.valid_until)
+        accesses.append(ShownAccess(row, *span, state, decides, requests))
     return accesses
 
 

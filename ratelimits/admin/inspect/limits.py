@@ -8,11 +8,11 @@ from typing import NamedTuple
 from urllib.parse import urlencode
 
 from django.db.models import Q
-from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
+from ratelimits import moments
 from ratelimits.admin.operate.offered import explained_sentence
 from ratelimits.algorithms.limits import Mode, fields_of
 from ratelimits.algorithms.wording import number
@@ -234,7 +234,7 @@ def _memberships(keys: Sequence[str]) -> Iterable[tuple[int, int]]:
 
     Each membership is a pair: the primary key of its plan, and its own primary key.
     """
-    now = timezone.now()
+    now = moments.now()
     rows = PlanMembership.objects.using(conf.DATABASE).filter(key__in=keys)
     rows = rows.filter(Q(valid_from=None) | Q(valid_from__lte=now))
     return rows.filter(Q(valid_until=None) | Q(valid_until__gt=now)).values_list("plan", "pk")

@@ -13,11 +13,10 @@ from django.contrib import admin
 from django.db.models import QuerySet, Sum
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path, reverse
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ratelimits import unknown_names
+from ratelimits import moments, unknown_names
 from ratelimits.admin.audited import REASON, AuditedAdmin, InForceFilter
 from ratelimits.admin.operate.access_form import LASTS, AccessForm
 from ratelimits.admin.operate.chosen_key import names_of, searched_tables
@@ -106,12 +105,12 @@ class AccessAdmin(EndsRows, KeySuggestions, AuditedAdmin):
                 counts = requests_of()
             return f"{counts.get(ledger_name(key_name(row.target)), 0):,}"
 
-        return ["target", "effect", "state", "valid_from", "valid_until", requests, "reason"]
+        return self.columns(["target", "effect", "state", "valid_from", "valid_until", requests, "reason"])
 
     @admin.display(description=gettext_lazy("state"))
     def state(self, row: Access) -> str:
         """Return a word that says whether the row is in force."""
-        now = timezone.now()
+        now = moments.now()
         if row.in_force(now):
             return _("in force")
         return _("later") if row.valid_from is not None and row.valid_from > now else _("ended")
@@ -226,8 +225,8 @@ def consequences(request: HttpRequest, row: Access, names: Sequence[str] = ()) -
         sentences.append(text % {"n": f"{count:,}"})
     elif row.target.startswith("account:"):
         sentences.append(_("This concerns all keys of the account."))
-    begins = timezone.localtime(row.valid_from) if row.valid_from else None
-    ends = timezone.localtime(row.valid_until) if row.valid_until else None
+    begins = moments.local(row.valid_from) if row.valid_from else None
+    ends = moments.local(row.valid_until) if row.valid_until else None
     sentences.append(
         (_("From %s") % f"{begins:%Y-%m-%d %H:%M %Z}" if begins else _("From the next request"))
         + " "

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.core.exceptions import ValidationError
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ratelimits import moments
 from ratelimits.models import Access
 from ratelimits.models.access.targets import canonical
 from ratelimits.models.keys import COVERS
@@ -90,6 +90,6 @@ class AccessForm(_Base):
         if data.get("valid_until") is not None and "valid_until" in self.changed_data:
             self.add_error(LASTS, _("Choose a length of time, or write an end, but not both."))
         else:
-            now = timezone.now()
+            now = moments.now()
             data["valid_until"] = max(data.get("valid_from") or now, now) + timedelta(seconds=seconds)
         return data

@@ -12,10 +12,10 @@ from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ratelimits import moments
 from ratelimits.admin.audited import REASON, recorded_user
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed
 from ratelimits.models.history import MAX_REASON
@@ -38,7 +38,7 @@ class EndForm(forms.Form):
 
 def has_ended(row: Any) -> bool:
     """Return whether the validity period of a row has ended."""
-    return row.valid_until is not None and row.valid_until <= timezone.now()
+    return row.valid_until is not None and row.valid_until <= moments.now()
 
 
 class EndsRows(_Base):

@@ -9,10 +9,10 @@ from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ratelimits import moments
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed
 from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.admin.searched import AccountSearch
@@ -97,7 +97,7 @@ class DurabilityGapAdmin(AccountSearch, ReadOnlyAdmin):
         reason, who = form.cleaned_data["reason"], request.user.get_username()
         for gap in gaps:
             rows = queryset.model.objects.using(queryset.db).filter(pk=gap.pk, acknowledged_at=None)
-            if rows.update(acknowledged_at=timezone.now(), acknowledged_by=who[:150], reason=reason):
+            if rows.update(acknowledged_at=moments.now(), acknowledged_by=who[:150], reason=reason):
                 self.log_change(request, gap, _("Acknowledged: %(reason)s") % {"reason": reason})
         self.message_user(request, _("%(count)d gaps were acknowledged.") % {"count": len(gaps)}, messages.SUCCESS)
         return None

@@ -13,12 +13,12 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
-from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ratelimits import moments
 from ratelimits.admin.inspected import may_inspect
 from ratelimits.admin.operate.chosen_key import ChosenKey, KeyQuestion, ask_for_key, chosen_key, names_of
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed, may_operate
@@ -270,7 +270,7 @@ def _warnings(form: GrantForm, found: ChosenKey, rule: OfferedRule, capacities: 
                 " can be more than %(n)s."
             )
         yield text % values
-    elif rule.window_is_shorter_than((form.cleaned_data["until"] - timezone.now()).total_seconds()):
+    elif rule.window_is_shorter_than((form.cleaned_data["until"] - moments.now()).total_seconds()):
         if rule.counts_key_itself:
             text = _("Until then, %(whom)s gets %(n)s more in each %(window)s. So the total can be more than %(n)s.")
         else:

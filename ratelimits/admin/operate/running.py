@@ -8,9 +8,9 @@ from typing import NamedTuple
 from django.contrib.admin import AdminSite
 from django.http import HttpRequest
 from django.urls import reverse
-from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from ratelimits import moments
 from ratelimits.admin.operate.chosen_key import may_view
 from ratelimits.admin.operate.confirming import may_operate
 from ratelimits.admin.typed import local_time
@@ -46,7 +46,7 @@ def running_overrides(request: HttpRequest, site: AdminSite, keys: Collection[st
     may_view_overrides = may_view(request, site, KeyOverride)
     if not may_view_overrides and not may_operate(request):
         return []
-    now = timezone.now()
+    now = moments.now()
     rows = KeyOverride.objects.using(conf.DATABASE).filter(key__in=[key for key in keys if key])
     rows = rows.exclude(valid_until__lte=now).order_by("rule", "valid_from", "pk")
     page = f"{site.name}:ratelimits_keyoverride_change"

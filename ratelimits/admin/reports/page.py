@@ -14,9 +14,9 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.html import format_html_join
-from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits import moments
 from ratelimits.admin.charges import summary
 from ratelimits.admin.exports import ReportDownloads
 from ratelimits.admin.open_periods.page import OpenPeriods
@@ -52,7 +52,7 @@ class MonthFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[Any, str]]:
         # Each month has a number: the months since the start of the year 0.
-        last = now().year * 12 + now().month - 1
+        last = moments.now().year * 12 + moments.now().month - 1
         months = [f"{number // 12}-{number % 12 + 1:02d}" for number in range(last, last - _MONTHS, -1)]
         return [(month, month) for month in months]
 

@@ -17,10 +17,10 @@ from django.db import IntegrityError, router
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from ratelimits import moments
 from ratelimits.admin.audited import REASON, AuditedAdmin, reason_field, recorded_user
 from ratelimits.admin.row_files.shown import ShownLines, UnknownKeys, page_of
 from ratelimits.models import Upload
@@ -132,7 +132,7 @@ class RowFiles(_Base):
         if "plan" in self._table.columns:
             rows = rows.select_related("plan")
         lines = tables.lines(self._table, rows.iterator(chunk_size=_READ_AT_ONCE))
-        name = f"{self._table.name}-{timezone.localdate():%Y-%m-%d}.csv"
+        name = f"{self._table.name}-{moments.local(moments.now()):%Y-%m-%d}.csv"
         chunks = encoded(without_formulae(self._table.columns, self._table.numbers, lines))
         return FileDownload(chunks, "text/csv; charset=utf-8", name)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ratelimits import moments
 from ratelimits.algorithms.limits import Algorithm, Limit
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
@@ -257,7 +257,7 @@ def _limited_by(rule: Rule, keys: list[tuple[str, str]]) -> list[tuple[str, str]
     plans = {*same_name.values_list("plan_id", flat=True), rule.plan_id}
     if plans == {None}:  # All rules with this name are default rules.
         return keys
-    now = timezone.now()
+    now = moments.now()
     memberships = PlanMembership.objects.using(conf.DATABASE).filter(key__in={key for key, _account in keys})
     memberships = memberships.exclude(valid_from__gt=now).exclude(valid_until__lte=now).filter(plan__in=plans - {None})
     plan_of_key = dict(memberships.values_list("key", "plan"))

@@ -9,10 +9,10 @@ from typing import Any
 from django import forms
 from django.contrib import admin, messages
 from django.http import HttpRequest
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ratelimits import moments
 from ratelimits.admin.audited import AuditedAdmin, InForceFilter
 from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.operate.confirming import Consequences
@@ -81,14 +81,14 @@ class KeyOverrideAdmin(EndsRows, KeySuggestions, InspectedAdmin, RowFiles, Audit
             return f"{changes} ({_NOT_IN_FORCE % {'error': reason}})" if reason else changes
 
         columns: list[Any] = ["key", "rule", numbers, "mode", "valid_from", "valid_until", "reason"]
-        return [*columns, *self.inspect_columns(request)]
+        return [*self.columns(columns), *self.inspect_columns(request)]
 
     def inspected(self, row: KeyOverride) -> tuple[str, str]:
         return row.key, ""
 
     def may_end(self, request: HttpRequest, row: KeyOverride) -> bool:
         """Return whether the user may end an override. An override that has not begun yet is deleted."""
-        begins_later = row.valid_from is not None and row.valid_from > timezone.now()
+        begins_later = row.valid_from is not None and row.valid_from > moments.now()
         return super().may_end(request, row) and (not begins_later or self.has_delete_permission(request, row))
 
     def end_consequences(self, rows: Sequence[KeyOverride]) -> Consequences:
@@ -98,7 +98,7 @@ class KeyOverrideAdmin(EndsRows, KeySuggestions, InspectedAdmin, RowFiles, Audit
         ]
         for row in rows:
             others = KeyOverride.objects.using(conf.DATABASE).filter(key=row.key, rule=row.rule).exclude(pk=row.pk)
-            following = others.filter(valid_from__gt=timezone.now()).order_by("valid_from").first()
+            following = others.filter(valid_from__gt=moments.now()).order_by("valid_from").first()
             if following is not None:
                 values = {"begin": local_time(following.valid_from), "changes": override_text(following)}
                 sentences.append(_("From %(begin)s on, another override applies: %(changes)s.") % values)

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.utils.timezone import now
 
+from ratelimits import moments
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import plural
@@ -19,7 +19,7 @@ def _months_ago(months: int) -> str:
     """Return the month that was `months` months ago, such as "2026-01". Raise ValueError if `months` is below 1."""
     if months < 1:
         raise ValueError("keep at least one month, such as --keep 1")
-    months_since_year_0 = now().year * 12 + now().month - 1 - months
+    months_since_year_0 = moments.now().year * 12 + moments.now().month - 1 - months
     year, month_index = divmod(months_since_year_0, 12)
     return f"{year:04d}-{month_index + 1:02d}"
 

@@ -12,10 +12,9 @@ from django.contrib.auth import get_user_model
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
-from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 
-from ratelimits import rules, unknown_names
+from ratelimits import moments, rules, unknown_names
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.models import Access, Account, KeyOverride, KeyTotal, PlanMembership
@@ -159,7 +158,7 @@ class Command(ExplainedCommand):
     _allow = _block
 
     def _unblock(self, options: dict[str, Any]) -> None:
-        user, target, now = _author(options), canonical(options["target"]), timezone.now()
+        user, target, now = _author(options), canonical(options["target"]), moments.now()
         rows: list[Any] = [
             row for row in Access.objects.using(conf.DATABASE).filter(target=target) if row.in_force(now)
         ]
@@ -228,9 +227,9 @@ def _moment(text: str) -> datetime:
     if moment is None and (day := parse_date(text)) is not None:
         moment = datetime(day.year, day.month, day.day)  # noqa: DTZ001  (the time zone is added below)
     if moment is not None:
-        return timezone.make_aware(moment) if timezone.is_naive(moment) else moment
+        return moments.typed(moment)
     try:
-        return timezone.now() + timedelta(seconds=float(seconds(text)))
+        return moments.now() + timedelta(seconds=float(seconds(text)))
     except (ValidationError, OverflowError) as error:
         raise ValueError from error
 

@@ -4,8 +4,8 @@ from datetime import datetime
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.utils import timezone
 
+from ratelimits import moments
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import plural
@@ -61,7 +61,7 @@ class Command(ExplainedCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         chosen = self._chosen_receivers(options["receiver"])
-        now = timezone.now()
+        now = moments.now()
         if options["settle"]:
             self._settle(chosen, options)
             return
@@ -74,9 +74,9 @@ class Command(ExplainedCommand):
                 for receiver in chosen:
                     plan(receiver, progress=progress)  # make a delivery for each new line
                     if options["now"]:
-                        resume(receiver, timezone.now())
+                        resume(receiver, moments.now())
                     send(receiver, progress=progress)
-            statuses = [status(receiver, timezone.now(), progress) for receiver in chosen]
+            statuses = [status(receiver, moments.now(), progress) for receiver in chosen]
         for push_status in statuses:
             self._show(push_status)
         if any(push_status.needs_a_person for push_status in statuses):

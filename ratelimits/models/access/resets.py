@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.engine.keys import LONGEST_KEY, LONGEST_NAME
 from ratelimits.models import users
 from ratelimits.models.keys import validate_counted_key
+from ratelimits.moments.columns import UTCDateTimeField
 
 
 class KeyReset(models.Model):
@@ -44,7 +45,7 @@ class KeyReset(models.Model):
         db_constraint=False,
         verbose_name=_("by"),
     )
-    at = models.DateTimeField(_("at"), auto_now_add=True)
+    at = UTCDateTimeField(_("at"), auto_now_add=True)
 
     class Meta:
         verbose_name = _("reset")

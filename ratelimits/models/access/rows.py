@@ -19,6 +19,7 @@ from ratelimits.models.history import History, end_now
 from ratelimits.models.keys import NAMED, spelled_key
 from ratelimits.models.versioned import Versioned
 from ratelimits.models.versions import Edit, Tombstone
+from ratelimits.moments.columns import UTCDateTimeField
 
 
 class Access(Versioned):
@@ -64,10 +65,10 @@ class Access(Versioned):
         blank=True,
         help_text=_("Blocked clients read this text in the response. Leave it empty to tell them nothing."),
     )
-    valid_from = models.DateTimeField(
+    valid_from = UTCDateTimeField(
         _("valid from"), null=True, blank=True, help_text=_("Leave it empty to begin at once.")
     )
-    valid_until = models.DateTimeField(
+    valid_until = UTCDateTimeField(
         _("valid until"), null=True, blank=True, help_text=_("Leave it empty if the block or allow has no end.")
     )
     reason = models.CharField(_("reason"), max_length=200, help_text=_("For your colleagues. Clients never see it."))

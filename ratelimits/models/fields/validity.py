@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 from django.core.exceptions import ValidationError
 from django.db.models import Model, Q, QuerySet
-from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
+
+from ratelimits import moments
 
 M = TypeVar("M", bound=Model)
 
@@ -28,7 +29,7 @@ def overlapping(row: Any, others: QuerySet[M]) -> M | None:
     Return None if there is no such row. Call this within `versions.editing`: then no other editor can add
     a row meanwhile.
     """
-    now = timezone.now()
+    now = moments.now()
     start = max(row.valid_from or now, now)
     if row.valid_until is not None and row.valid_until <= start:
         return None

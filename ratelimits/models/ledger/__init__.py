@@ -16,6 +16,7 @@ from django.db.backends.ddl_references import Statement
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.engine.keys import LONGEST_NAME
+from ratelimits.moments.columns import UTCDateTimeField
 
 #: The primary key of a line is its batch's primary key times this number, plus the line's number in the batch (from
 #: 0). So the primary key identifies the batch too, and no second index is needed. A batch has at most this number of
@@ -144,7 +145,7 @@ class Batch(models.Model):
         _("fence"), max_length=16, help_text=_("How the drain made sure that Redis had saved the batch.")
     )
     line_count = models.PositiveIntegerField(_("lines"))
-    applied_at = models.DateTimeField(_("written at"), auto_now_add=True)
+    applied_at = UTCDateTimeField(_("written at"), auto_now_add=True)
     # A compacted batch joins several batches, and has the identity of the last of them. `first_seq` and
     # `first_position` are from the first of them. `parts` has the content digests of all of them, so that the chain can
     # still be verified.
@@ -289,8 +290,8 @@ class ArchivedRange(models.Model):
     previous_digest = models.CharField(_("digest before"), max_length=64, blank=True)
     digest = models.CharField(_("digest"), max_length=64)
     file_digest = models.CharField(_("digest of the file"), max_length=64)
-    archived_at = models.DateTimeField(_("archived at"), auto_now_add=True)
-    restored_at = models.DateTimeField(_("restored at"), null=True, blank=True)
+    archived_at = UTCDateTimeField(_("archived at"), auto_now_add=True)
+    restored_at = UTCDateTimeField(_("restored at"), null=True, blank=True)
 
     all_ranges: models.Manager[ArchivedRange] = models.Manager()
     objects = _NotRestored()
@@ -312,9 +313,9 @@ class QuarantinedBatch(models.Model):
     reason = models.CharField(_("reason"), max_length=300)
     content = models.CharField(_("digest of its content"), max_length=64)
     fields: Any = models.JSONField(_("fields"), default=dict)
-    arrived_at = models.DateTimeField(_("arrived at"), auto_now_add=True)
+    arrived_at = UTCDateTimeField(_("arrived at"), auto_now_add=True)
     resolution = models.CharField(_("resolution"), max_length=300, blank=True)
-    resolved_at = models.DateTimeField(_("resolved at"), null=True, blank=True)
+    resolved_at = UTCDateTimeField(_("resolved at"), null=True, blank=True)
 
     class Meta:
         verbose_name = _("quarantined batch")

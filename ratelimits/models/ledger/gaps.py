@@ -10,6 +10,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.ledger import moment
+from ratelimits.moments.columns import UTCDateTimeField
 
 
 class GapKind(models.TextChoices):
@@ -56,11 +57,11 @@ class DurabilityGap(models.Model):
     answered = models.BigIntegerField(_("answered until (µs)"), null=True, blank=True)
     #: Whether it is certain that nothing is missing. Then no report prints the gap: it is a note.
     harmless = models.BooleanField(_("nothing is missing"), default=False)
-    acknowledged_at = models.DateTimeField(_("acknowledged at"), null=True, blank=True)
+    acknowledged_at = UTCDateTimeField(_("acknowledged at"), null=True, blank=True)
     acknowledged_by = models.CharField(_("acknowledged by"), max_length=150, blank=True)
     reason = models.CharField(_("reason"), max_length=200, blank=True)
-    declared_at = models.DateTimeField(_("declared at"), auto_now_add=True)
-    recovered_at = models.DateTimeField(_("recovered at"), null=True, blank=True)
+    declared_at = UTCDateTimeField(_("declared at"), auto_now_add=True)
+    recovered_at = UTCDateTimeField(_("recovered at"), null=True, blank=True)
 
     class Meta:
         verbose_name = _("durability gap")

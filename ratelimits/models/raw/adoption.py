@@ -13,8 +13,8 @@ from django.apps.registry import Apps
 from django.db import models
 from django.db.models import Exists, F, OuterRef, Q, Subquery
 from django.db.models.lookups import IsNull
-from django.utils import timezone
 
+from ratelimits import moments
 from ratelimits.conf import conf
 from ratelimits.models.access.rows import Access
 from ratelimits.models.accounts import Account, Plan, PlanInclusion, PlanMembership
@@ -127,7 +127,7 @@ def _adopt(model: type[Versioned], edit: Edit, reason: str, progress: Progress) 
         row = before.instance
         row.tombstone(edit).save(using=edit.using)
         row.stamp(edit)
-        row._history_date = timezone.now()
+        row._history_date = moments.now()
         record([row], "-", edit.using, reason)
     return lines
 

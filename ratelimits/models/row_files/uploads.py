@@ -7,8 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import models
-from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
+
+from ratelimits import moments
+from ratelimits.moments.columns import UTCDateTimeField
 
 #: How long a file is stored while nobody confirms its changes.
 MAX_AGE = timedelta(days=1)
@@ -21,7 +23,7 @@ class Upload(models.Model):
     #: The primary key of the user, as a text: the user can be in another database.
     by = models.CharField(_("by"), max_length=255)
     content = models.BinaryField(_("content"))
-    at = models.DateTimeField(_("at"), auto_now_add=True, db_index=True)
+    at = UTCDateTimeField(_("at"), auto_now_add=True, db_index=True)
 
     class Meta:
         verbose_name = _("uploaded file")
@@ -35,7 +37,7 @@ class Upload(models.Model):
     def keep(cls, table: str, by: Any, raw: bytes, using: str) -> Upload:
         """Store a file. Delete the user's earlier file for this table, and all files that are too old."""
         rows = cls.objects.using(using)
-        rows.filter(at__lt=timezone.now() - MAX_AGE).delete()
+        rows.filter(at__lt=moments.now() - MAX_AGE).delete()
         rows.filter(table=table, by=str(by)).delete()
         return rows.create(table=table, by=str(by), content=zlib.compress(raw, 1))
 
@@ -43,7 +45,7 @@ class Upload(models.Model):
     def find(cls, pk: int, table: str, by: Any, using: str) -> Upload | None:
         """Return a file that this user uploaded. Return None if it was imported or replaced, or is too old."""
         rows = cls.objects.using(using).filter(pk=pk, table=table, by=str(by))
-        return rows.filter(at__gte=timezone.now() - MAX_AGE).first()
+        return rows.filter(at__gte=moments.now() - MAX_AGE).first()
 
     def raw(self) -> bytes:
         """Return the bytes of the file."""

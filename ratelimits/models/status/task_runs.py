@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from django.db import models
-from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
+
+from ratelimits import moments
+from ratelimits.moments.columns import UTCDateTimeField
 
 
 class TaskRun(models.Model):
@@ -18,9 +20,9 @@ class TaskRun(models.Model):
         FINALISE = "finalise", _("finalise")
 
     task = models.CharField(_("task"), max_length=20, primary_key=True, choices=Task.choices)
-    first_run_at = models.DateTimeField(_("first run"), default=timezone.now)
-    succeeded_at = models.DateTimeField(_("last success"), null=True, blank=True)
-    failed_at = models.DateTimeField(_("last failure"), null=True, blank=True)
+    first_run_at = UTCDateTimeField(_("first run"), default=moments.now)
+    succeeded_at = UTCDateTimeField(_("last success"), null=True, blank=True)
+    failed_at = UTCDateTimeField(_("last failure"), null=True, blank=True)
     error = models.CharField(_("last error"), max_length=300, blank=True)
 
     class Meta:

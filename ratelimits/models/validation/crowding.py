@@ -10,8 +10,8 @@ from itertools import combinations, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db.models import Q
-from django.utils import timezone
 
+from ratelimits import moments
 from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.models.fields.scopes import names_in, split_scope
 from ratelimits.models.fields.view_key_texts import is_text
@@ -111,7 +111,7 @@ def _modes(
     off: if several overrides of a key give such a rule a mode, one after another, take one that switches it on. Of any
     other rule take one that does not enforce it.
     """
-    rows = overrides.exclude(mode="").filter(Q(valid_until=None) | Q(valid_until__gt=timezone.now())).order_by()
+    rows = overrides.exclude(mode="").filter(Q(valid_until=None) | Q(valid_until__gt=moments.now())).order_by()
     if edited is not None and edited.pk is not None:
         rows = rows.exclude(pk=edited.pk)
     values = list(rows.values_list("key", "rule", "mode"))

@@ -23,8 +23,8 @@ from typing import Any
 
 from django.db import connections, transaction
 from django.db.models import F, Min, Q, QuerySet
-from django.utils import timezone
 
+from ratelimits import moments
 from ratelimits.models.ledger import COUNTERS, SUBJECT, ArchivedRange, Batch, Line, ShardState
 from ratelimits.models.ledger.gaps import ProcessTotal
 from ratelimits.models.reports import PeriodUsage
@@ -272,7 +272,7 @@ def restore(using: str, path: Path) -> int:
             ShardState.lock(using, shard)
         recorded = check(using, path)  # Check again: perhaps another process has restored the file.
         count = _insert(using, read(path, recorded))
-        ArchivedRange.objects.using(using).filter(archive=path.name).update(restored_at=timezone.now())
+        ArchivedRange.objects.using(using).filter(archive=path.name).update(restored_at=moments.now())
     return count
 
 

@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
-from django.utils import timezone
 
+from ratelimits import moments
 from ratelimits.models import Access, Tombstone
 
 pytestmark = pytest.mark.django_db
@@ -25,7 +25,7 @@ def test_a_row_is_versioned_and_has_a_history() -> None:
     row.end("a mistake")
     last = row.history.latest()
     assert (last.history_change_reason, last.version) == ("a mistake", row.version)
-    assert not row.in_force(timezone.now())
+    assert not row.in_force(moments.now())
 
 
 def test_writes_without_a_form_keep_the_one_form_of_a_target() -> None:
@@ -37,7 +37,7 @@ def test_writes_without_a_form_keep_the_one_form_of_a_target() -> None:
 
 
 def test_only_one_row_of_a_target_is_in_force_at_a_time() -> None:
-    now = timezone.now()
+    now = moments.now()
     first = access(valid_until=now + timedelta(hours=1))
     with pytest.raises(ValidationError, match=r"“block user:1” .* is in force at the same time"):
         access(effect="allow")
@@ -48,16 +48,16 @@ def test_only_one_row_of_a_target_is_in_force_at_a_time() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"effect": "maybe"}, {"status": 200}, {"valid_until": timezone.now() - timedelta(days=9)}],
+    [{"effect": "maybe"}, {"status": 200}, {"valid_until": moments.now() - timedelta(days=9)}],
 )
 def test_the_database_refuses_what_makes_no_sense(wrong: dict[str, object]) -> None:
-    row = access(valid_from=timezone.now())
+    row = access(valid_from=moments.now())
     with pytest.raises(IntegrityError), transaction.atomic():
         Access.objects.filter(pk=row.pk).update(**wrong)
 
 
 def test_a_row_that_has_not_begun_is_deleted_by_its_end() -> None:
-    row = access(valid_from=timezone.now() + timedelta(days=1))
+    row = access(valid_from=moments.now() + timedelta(days=1))
     row.end("not needed")
     assert not Access.objects.exists()
     assert Access.history.latest().history_change_reason == "not needed"

@@ -1,0 +1,75 @@
+"""Moments: read them, show them, and say what the time is. No other module of the app asks Django about time zones.
+
+A moment of the app is always an aware datetime, whatever the project's `USE_TZ` is. With `USE_TZ=False`, Django and
+the project's own code use datetimes without a time zone. `read` and `typed` make moments of them.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, tzinfo
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+
+def now() -> datetime:
+    """Return the present moment, in UTC."""
+    return datetime.now(UTC)
+
+
+def zone() -> tzinfo:
+    """Return the time zone in which people read and type moments.
+
+    This is Django's current time zone. With `USE_TZ=False`, it is TIME_ZONE, because Django then has only this one.
+    """
+    return timezone.get_current_timezone() if settings.USE_TZ else timezone.get_default_timezone()
+
+
+def zone_name() -> str:
+    """Return the name of this time zone."""
+    return str(zone())
+
+
+def local(moment: datetime) -> datetime:
+    """Return a moment in this time zone."""
+    return moment.astimezone(zone())
+
+
+def local_text(moment: datetime) -> str:
+    """Return a moment as text, in this time zone, with the zone's short name: "2026-11-25 18:00 PST"."""
+    return f"{local(moment):%Y-%m-%d %H:%M %Z}"
+
+
+def read(value: datetime) -> datetime:
+    """Return the moment of a datetime that the project's code made.
+
+    With `USE_TZ=False`, a datetime without a time zone is a local time in TIME_ZONE, as in Django. With `USE_TZ=True`
+    it is returned as it is: where a moment is stored, Django warns about it.
+    """
+    if value.tzinfo is not None or settings.USE_TZ:
+        return value
+    return value.replace(tzinfo=timezone.get_default_timezone()).astimezone(UTC)
+
+
+def typed(value: datetime) -> datetime:
+    """Return the moment of a datetime that a person typed. Without a time zone, it is a local time in `zone()`.
+
+    Raise ValidationError for a local time that does not exist or comes twice, because the clocks change.
+    """
+    if value.tzinfo is not None:
+        return value
+    here = value.replace(tzinfo=zone())
+    if here.utcoffset() != here.replace(fold=not here.fold).utcoffset():
+        raise ValidationError(
+            _("The clocks of %(zone)s change: the time %(time)s does not exist or comes twice. Choose another time.")
+            % {"zone": zone_name(), "time": f"{value:%Y-%m-%d %H:%M}"},
+            code="ambiguous",
+        )
+    return here.astimezone(UTC)
+
+
+def untyped(moment: datetime) -> datetime:
+    """Return a moment as Django's forms expect it: with `USE_TZ=False`, a local time in TIME_ZONE."""
+    return moment if settings.USE_TZ or moment.tzinfo is None else local(moment).replace(tzinfo=None)
