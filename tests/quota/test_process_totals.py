@@ -230,7 +230,7 @@ print(len(process_totals._new_admissions) + len(process_totals._totals))
 def test_totals_that_nobody_writes_are_not_kept(interval: int) -> None:
     setting = f"from django.conf import settings\nsettings.RATELIMITS['PROCESS_TOTALS_INTERVAL'] = {interval}\n"
     stop = "import os, sys; sys.stdout.flush(); os._exit(0)"  # without a last write
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", setting + COUNTS_WITHOUT_TOTALS + stop],
         env={**os.environ, "DATABASE_URL": "sqlite:///:memory:"},
         check=True,
