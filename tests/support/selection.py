@@ -132,6 +132,7 @@ SAMPLE = (
 )
 _TESTS = Path(__file__).resolve().parents[1]
 _SLOW = {_TESTS / place for place in SLOW}
+_SAMPLED = {_TESTS / name.partition("::")[0] for name in SAMPLE}
 #: What a run leaves out -> how to run it.
 _HOW = {
     "slow": "python -m pytest -n auto --complete",
@@ -177,9 +178,28 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not read a module of which the run has no test: each process would read it, for a third of its start."""
+    if not collection_path.name.startswith("test_") or collection_path.suffix != ".py":
+        return None
+    selection, slow = config.stash[_SELECTION], _is_slow(collection_path)
+    if selection == "quick" and slow and collection_path not in _SAMPLED:
+        kind = "slow"
+    elif selection == "rest" and not slow and "mark.system" not in collection_path.read_text():
+        kind = "quick"
+    else:
+        return None
+    config.stash.setdefault(_LEFT_OUT, Counter())[f"{kind} modules"] += 1
+    return True
+
+
+def _is_slow(path: Path) -> bool:
+    return not _SLOW.isdisjoint((path, *path.parents))
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what SLOW names. System tests too: a `-m` on the command line replaces the one that leaves them out."""
-    if not _SLOW.isdisjoint((item.path, *item.path.parents)) or item.get_closest_marker("system"):
+    if _is_slow(item.path) or item.get_closest_marker("system"):
         item.add_marker("slow")
 
 
@@ -194,7 +214,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _check_sample(items)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     chosen, left_out = [], []
-    counts = config.stash[_LEFT_OUT] = Counter()
+    counts = config.stash.setdefault(_LEFT_OUT, Counter())
     for item in items:
         kind = _kind(item)
         if (
@@ -203,10 +223,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             or (kind == "quick" and selection == "rest")
         ):
             left_out.append(item)
-            counts[kind] += 1
+            counts[f"{kind} tests"] += 1
         else:
             chosen.append(item)
-            counts["system"] += kind == "system" and system  # pytest itself leaves these out
+            counts["system tests"] += kind == "system" and system  # pytest itself leaves these out
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = chosen
@@ -250,6 +270,10 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say which tests the run left out, and how to run them."""
     left_out = config.stash.get(_LEFT_OUT, None) or Counter[str]()
-    said = [f"{left_out[kind]:,} {kind} ({how})" for kind, how in _HOW.items() if left_out[kind]]
+    said = []
+    for kind, how in _HOW.items():
+        found = [f"{left_out[what]:,} {what}" for what in (f"{kind} modules", f"{kind} tests") if left_out[what]]
+        if found:
+            said.append(f"{' and '.join(found)} ({how})")
     if said:
         terminalreporter.write_line(f"Left out: {'; '.join(said)}.")
