@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from datetime import datetime
 from functools import lru_cache
 from itertools import chain
 
 from django.db.models import Q, QuerySet
 
 from ratelimits.engine.keys import ANONYMOUS
-from ratelimits.models import DurabilityGap
+from ratelimits.models import DurabilityGap, GapKind
 from ratelimits.reports.periods import iso
 
 #: The word before the number of missing units in a gap's text, by kind of gap. A gap of the kind "unknown" is about
@@ -87,3 +88,19 @@ def describe(gap: DurabilityGap) -> str:
     if gap.recovered_at is not None:
         parts.append("recovered")
     return " ".join(parts)
+
+
+def in_words(text: str) -> list[str]:
+    """Return the gaps of a report's text as people read them, in the language of the page."""
+    return [_in_words(gap) for gap in text.split("; ") if gap]
+
+
+def _in_words(gap: str) -> str:
+    kind, _space, rest = gap.partition(" ")
+    span, *facts = rest.split(" ")
+    since, slash, until = span.partition("/")
+    if kind not in GapKind.values or not slash:
+        return gap  # a text of the cross-check
+    moments = (f"{datetime.fromisoformat(moment):%Y-%m-%d %H:%M:%S}" for moment in (since, until))
+    words = f"{GapKind(kind).label}: {' – '.join(moments)} UTC"
+    return f"{words} ({', '.join(facts)})" if facts else words

@@ -17,6 +17,7 @@ from ratelimits.admin.charges import TotalRow, owed, total_rows
 from ratelimits.admin.operate.confirming import CONFIRMED, is_confirmed
 from ratelimits.admin.usage import moment_text, period_text
 from ratelimits.reports.closing.open_periods import open_periods
+from ratelimits.reports.gaps import in_words
 from ratelimits.reports.statements.finalising import AccountAndStart, Outcome, Preview, finalise_chosen
 
 #: The permission to finalise periods.
@@ -159,7 +160,7 @@ def _previewed(preview: Preview) -> PreviewedReport:
         period=period_text(report.period_start, report.period_end, report.timezone),
         plan=report.plan,
         lines=report.line_count,
-        gaps=report.gaps,
+        gaps="; ".join(in_words(report.gaps)),
         rows=total_rows(report, preview.totals),
         owed=owed(report),
         period_value=value,

@@ -35,6 +35,7 @@ from ratelimits.admin.usage import moment_text, period_text
 from ratelimits.models import Adjustment, Report
 from ratelimits.models.ledger import moment
 from ratelimits.reports import cross_check
+from ratelimits.reports.gaps import in_words
 from ratelimits.reports.periods import month_in, month_window
 from ratelimits.reports.verify.report import verify_report
 
@@ -111,7 +112,7 @@ class ReportAdmin(ReportDownloads, OpenPeriods, AccountSearch, ReadOnlyAdmin):
             "line_count",
             "meters",
             "charged",
-            "gaps",
+            "declared_gaps",
             "compared",
         ),
         *("finalised_at", "digest", "previous_digest", "chain_head", "signature", "since", "chain"),
@@ -181,6 +182,11 @@ class ReportAdmin(ReportDownloads, OpenPeriods, AccountSearch, ReadOnlyAdmin):
     def charged(self, report: Report) -> str:
         """Return the amounts of the report's meters and versions, and the total that the account owes."""
         return summary(report)
+
+    @admin.display(description=_("durability gaps"))
+    def declared_gaps(self, report: Report) -> str:
+        """Return what the report says about missing usage, a line for each gap."""
+        return format_html_join("", "<div>{}</div>", ((gap,) for gap in in_words(report.gaps))) or "–"
 
     @admin.display(description=_("no gaps"), boolean=True)
     def complete(self, report: Report) -> bool:

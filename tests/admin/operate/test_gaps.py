@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -9,9 +10,10 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
 from django.test import Client
+from django.utils.translation import override
 
 from ratelimits.models import DurabilityGap, GapKind
-from ratelimits.reports.gaps import Gaps
+from ratelimits.reports.gaps import Gaps, describe, in_words
 from ratelimits.status.facts import Level, facts
 from ratelimits.usage.gaps import declare
 
@@ -87,3 +89,16 @@ def test_the_pages_are_in_chinese(gap: DurabilityGap) -> None:
     page = acknowledge(client, gap)
     assert "确认缺口" in page
     assert "Valkey 已重启" in page
+
+
+def test_pages_of_reports_say_gaps_in_words(gap: DurabilityGap) -> None:
+    text = f"{describe(gap)}; witness requests processes=12 ledger=10"
+    sentence, witness = in_words(text)
+    span = r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d"
+    assert re.fullmatch(
+        rf"the server restarted or was replaced: {span} – {span} UTC \(appendfsync=everysec\)", sentence
+    )
+    assert witness == "witness requests processes=12 ledger=10"
+    with override("zh-hans"):
+        assert in_words(text)[0].startswith("服务器")
+    assert in_words("") == []
