@@ -27,33 +27,37 @@ def operations(server: Server) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield each call, with the name of its operation."""
     from ratelimits.engine import counting, spent
 
-    usages = _usages()
+    counted = usages("counted")
     for _ in range(CALLS):
-        yield f"count, {counting.MAX_COUNTERS} entries", _refusals(server, islice(usages, counting.MAX_COUNTERS))
+        yield (
+            f"counting/count, {counting.MAX_COUNTERS} entries",
+            refusals(server, islice(counted, counting.MAX_COUNTERS)),
+        )
     for _ in range(CALLS):
-        all_usages = list(islice(usages, spent.MAX_COUNTERS))
+        all_usages = list(islice(counted, spent.MAX_COUNTERS))
         _record(server, all_usages)
-        yield f"count prefetches, {spent.MAX_COUNTERS} entries", _spent(server, all_usages)
+        yield f"counting/spent, {spent.MAX_COUNTERS} entries", _spent(server, all_usages)
 
 
-def _usages() -> Iterator[Usage]:
-    """Yield usage of one meter, each of another account and key."""
+def usages(name: str) -> Iterator[Usage]:
+    """Yield usage of one meter, each of another account and key. `name` is a part of their names."""
     from ratelimits.algorithms.calendar import boundaries
     from ratelimits.engine.call import Meter, Usage
 
     periods = boundaries("month", "UTC", None, time.time_ns() // 1000)
     for number in count():
-        yield Usage(f"account-{number}", f"api_key:{number}", (Meter("tokens", 12, 3456),), periods)
+        yield Usage(f"{name}-{number}", f"api_key:{name}-{number}", (Meter("tokens", 12, 3456),), periods)
 
 
-def _refusals(server: Server, usages: Iterator[Usage]) -> Callable[[], object]:
+def refusals(server: Server, counted: Iterator[Usage]) -> Callable[[], object]:
+    """Return a call that counts one refusal of each usage."""
     from ratelimits.engine.call import new_nonce
     from ratelimits.engine.counting import Count, RefusalCount
 
-    counted = [RefusalCount(usage, (COST,), 12, 3456, 5) for usage in usages]
+    counts = [RefusalCount(usage, (COST,), 12, 3456, 5) for usage in counted]
     keyspace = server.keyspace
-    command = Count(keyspace.head(SHARD), keyspace.open(SHARD), counted[0].usage)
-    for one in counted:
+    command = Count(keyspace.head(SHARD), keyspace.open(SHARD), counts[0].usage)
+    for one in counts:
         command.add(one)
     return lambda: server.wire.call(command, new_nonce())
 
