@@ -130,8 +130,11 @@ _OWN_NAMES = "Each key needs a name of its own. All lambdas of a module have the
 
 
 def _each(key: Key) -> Sequence[OneKey]:
-    """Return each key of a view."""
-    return key if isinstance(key, (list, tuple)) else (key,)
+    """Return each key of a view. Raise ImproperlyConfigured if there is none, or if a key has a wrong type."""
+    each = key if isinstance(key, (list, tuple)) else (key,)
+    if not each or not all(isinstance(one, str) or callable(one) for one in each):
+        raise _wrong_key(key)
+    return each
 
 
 def _distinct(names: list[str], asked: AskedView) -> tuple[str, ...]:
@@ -210,11 +213,15 @@ def _source_and_reader(text: str) -> tuple[KeySource, _Reader]:
         source = source_of(str(text))
         return source, _READERS[source.kind](source.name)
     except (ValueError, KeyError) as error:
-        raise ImproperlyConfigured(
-            f"The key of a view is {shown(text)}. Write a function of the request, or a text such as 'header:X-Tenant',"
-            " 'query:team', 'field:email' (of the body), 'field:email|lower' or 'arg:pk' (of the URL). A list has"
-            " several keys."
-        ) from error
+        raise _wrong_key(text) from error
+
+
+def _wrong_key(key: object) -> ImproperlyConfigured:
+    return ImproperlyConfigured(
+        f"The key of a view is {shown(key)}. Write a function of the request, or a text such as 'header:X-Tenant',"
+        " 'query:team', 'field:email' (of the body), 'field:email|lower' or 'arg:pk' (of the URL). A list has several"
+        " keys."
+    )
 
 
 def _unreadable() -> tuple[type[Exception], ...]:

@@ -6,8 +6,6 @@ import ast
 import importlib
 import pkgutil
 import re
-import re._constants as codes
-import re._parser as parser
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,8 @@ from django.urls import URLResolver, get_resolver
 
 import ratelimits
 
+codes: Any = importlib.import_module("re._constants")
+parser: Any = importlib.import_module("re._parser")
 APP = Path(ratelimits.__file__).parent
 #: These modules read only the Lua files of the app, or the settings and the URLconf of the project.
 OWN_FILES = ("ratelimits.engine.assemble.", "ratelimits.checks.paths")
@@ -41,7 +41,7 @@ def _problems(items: list[Any], flags: int, repeated: bool = False) -> Iterator[
     """Yield the problems of a sequence. `repeated` is true inside a repetition that can be matched in several ways."""
     running: frozenset[str] = frozenset()  # what the repetitions just before this item can also match
     for code, value in items:
-        first = _first(code, value, flags)
+        first = _first((code, value), flags)
         unbounded = code in REPEATS and value[1] >= MANY
         if unbounded and repeated:
             yield "a repetition in a repetition"
@@ -62,7 +62,7 @@ def _tail(code: Any, value: Any, flags: int) -> frozenset[str]:
     if code is codes.SUBPATTERN:
         items = list(value[3])
         if items and items[-1][0] in REPEATS and items[-1][1][1] >= MANY:
-            return _first(*items[-1], flags)
+            return _first(items[-1], flags)
     return frozenset()
 
 
@@ -107,14 +107,15 @@ def _nullable(code: Any, value: Any) -> bool:
 def _first_of(items: list[Any], flags: int) -> frozenset[str]:
     found: frozenset[str] = frozenset()
     for item in items:
-        found |= _first(*item, flags)
+        found |= _first(item, flags)
         if not _nullable(*item):
             break
     return found
 
 
-def _first(code: Any, value: Any, flags: int) -> frozenset[str]:
+def _first(item: tuple[Any, Any], flags: int) -> frozenset[str]:
     """Return the characters with which a match of this item can begin."""
+    code, value = item
     if code is codes.GROUPREF:
         return CHARACTERS
     if code not in (codes.LITERAL, codes.NOT_LITERAL, codes.IN, codes.ANY):
@@ -122,13 +123,14 @@ def _first(code: Any, value: Any, flags: int) -> frozenset[str]:
             return frozenset()
         return frozenset().union(*(_first_of(inner, flags) for inner in _inner(code, value)))
     members = value if code is codes.IN else [(code, value)]
-    found = frozenset().union(*(_members(*member, flags) for member in members if member[0] is not codes.NEGATE))
+    found = frozenset().union(*(_members(member, flags) for member in members if member[0] is not codes.NEGATE))
     if flags & re.IGNORECASE:
         found = frozenset(char for char in CHARACTERS if {char.lower(), char.upper(), char} & found)
     return CHARACTERS - found if members[0][0] is codes.NEGATE else found
 
 
-def _members(code: Any, value: Any, flags: int) -> frozenset[str]:
+def _members(item: tuple[Any, Any], flags: int) -> frozenset[str]:
+    code, value = item
     if code is codes.ANY:
         return CHARACTERS if flags & re.DOTALL else CHARACTERS - {"\n"}
     if code is codes.NOT_LITERAL:
@@ -166,7 +168,8 @@ def patterns() -> Iterator[tuple[str, str | bytes, int]]:
         for field in model._meta.fields:
             for validator in field.validators:
                 if isinstance(validator, RegexValidator):
-                    yield str(field), validator.regex.pattern, validator.regex.flags
+                    regex: Any = validator.regex
+                    yield str(field), regex.pattern, regex.flags
     yield from _routes(get_resolver())
 
 

@@ -12,8 +12,10 @@ from django.utils.functional import SimpleLazyObject
 from rest_framework.parsers import JSONParser
 from rest_framework.request import Request
 
+from ratelimits.decorators import limited
 from ratelimits.identity import Identity
 from ratelimits.models.keys import canonical_key, key_name, validate_key
+from ratelimits.ninja import limited as ninja_limited
 from ratelimits.view_keys import AskedView, with_view_keys
 
 
@@ -125,3 +127,20 @@ async def test_an_async_function_in_sync_code_in_an_event_loop_is_an_error_that_
 
 def test_an_async_function_is_awaited_by_sync_code() -> None:
     assert key(RequestFactory().get("/"), awaited) == key_name(f"call:{__name__}.awaited=acme")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [[["header:X-Tenant"]], {"header:X-Tenant": 1}, {"header:X-Tenant"}, 7, [], (), [None], b"query:a", ""],
+    ids=repr,
+)
+def test_a_key_of_another_type_is_an_error_that_says_what_to_write(source: Any) -> None:
+    for decorate in (limited(key=source), ninja_limited(key=source)):
+        with pytest.raises(ImproperlyConfigured, match="Write a function of the request, or a text such as"):
+            decorate(lambda request: None)
+    with pytest.raises(ImproperlyConfigured, match="Write a function of the request, or a text such as"):
+        keys(RequestFactory().get("/"), source)
+
+
+def test_several_keys_can_be_a_list() -> None:
+    limited(key=["header:X-Tenant", "arg:pk"])(lambda request: None)

@@ -18,6 +18,7 @@ from ratelimits.admin.changes.page import PARTS, PER_PAGE, shown_change
 from ratelimits.admin.changes.rows import changed_rows
 from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.row_files.page import RowFiles
+from ratelimits.admin.row_ids import primary_key
 from ratelimits.admin.suggestions import KeySuggestions, RowSuggestions
 from ratelimits.admin.typed import MOMENTS, TypedNumbers
 from ratelimits.algorithms.wording import amount
@@ -82,7 +83,7 @@ class PlanAdmin(AuditedAdmin):
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         """Show the plan's history, and below it the newest changes of the plan's included quantities and prices."""
-        pk = self._primary_key(unquote(object_id))
+        pk = primary_key(Plan, unquote(object_id))
         rows = changed_rows(PARTS, until=None, skip=0, count=PER_PAGE + 1, chosen=Q(plan=pk))
         context = {
             "changes": [shown_change(self.admin_site, request, row) for row in rows[:PER_PAGE]],

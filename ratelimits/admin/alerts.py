@@ -15,6 +15,7 @@ from django.utils.translation import ngettext
 from ratelimits import moments
 from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.readonly import ReadOnlyAdmin
+from ratelimits.admin.row_ids import ChecksIds
 from ratelimits.admin.suggestions import RowSuggestions
 from ratelimits.models import Alert, AlertChannel, AlertDelivery
 from ratelimits.models.ledger import moment
@@ -53,7 +54,7 @@ class AlertChannelForm(forms.ModelForm):  # type: ignore[type-arg]
 
 
 @admin.register(AlertChannel)
-class AlertChannelAdmin(RowSuggestions, admin.ModelAdmin):  # type: ignore[type-arg]
+class AlertChannelAdmin(RowSuggestions, ChecksIds):
     """The channels: mail addresses and webhooks that get the alerts of an account."""
 
     class Media:

@@ -10,15 +10,16 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ActionForm, AdminForm
 from django.contrib.admin.utils import flatten_fieldsets, unquote
-from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.exceptions import PermissionDenied
 from django.db import router, transaction
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext_lazy as _
 from simple_history.admin import SimpleHistoryAdmin
 from simple_history.models import HistoricalRecords
 
 from ratelimits import moments, unknown_names
+from ratelimits.admin.row_ids import ChecksIds, primary_key
 from ratelimits.admin.typed import LocalMoments, TypedNumbers
 from ratelimits.models.history import MAX_REASON, because
 from ratelimits.models.versions import editing
@@ -85,7 +86,7 @@ def recorded_user(request: HttpRequest) -> Iterator[None]:
             del context.request
 
 
-class AuditedAdmin(TypedNumbers, LocalMoments, _Base):
+class AuditedAdmin(TypedNumbers, LocalMoments, ChecksIds, _Base):
     """An admin page that records the user, the reason and the version of every change by a form or an action."""
 
     history_list_display = ["version"]
@@ -173,7 +174,7 @@ class AuditedAdmin(TypedNumbers, LocalMoments, _Base):
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        self._primary_key(unquote(object_id))  # Raise Http404 if the id cannot be a primary key.
+        primary_key(self.model, unquote(object_id))  # Raise Http404 if the id cannot be a primary key.
         return super().history_view(request, object_id, extra_context)
 
     def get_history_queryset(self, request: HttpRequest, history_manager: Any, pk_name: str, object_id: Any) -> Any:
@@ -189,9 +190,8 @@ class AuditedAdmin(TypedNumbers, LocalMoments, _Base):
         Raise PermissionDenied for a POST of a user who may only view the row: without this check, django-simple-history
         would save the row.
         """
-        pk = self._primary_key(unquote(object_id))
-        if not version_id.isdecimal():
-            raise Http404
+        pk = primary_key(self.model, unquote(object_id))
+        primary_key(self.model.history.model, version_id)
         with self._edit(request):
             if request.method == "POST" and self.revert_disabled(request, self.model(pk=pk)):
                 raise PermissionDenied
@@ -220,13 +220,6 @@ class AuditedAdmin(TypedNumbers, LocalMoments, _Base):
             context["adminform"] = AdminForm(form.form, fieldsets, {}, readonly_names, model_admin=self)
         response: HttpResponse = super().render_history_view(request, template, context, **kwargs)  # type: ignore[misc]
         return response
-
-    def _primary_key(self, text: str) -> Any:
-        """Return the primary key that a part of a URL names. Raise Http404 if the text cannot be a primary key."""
-        try:
-            return self.model._meta.pk.to_python(text)
-        except ValidationError as error:
-            raise Http404 from error
 
 
 class InForceFilter(admin.SimpleListFilter):

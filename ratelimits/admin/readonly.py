@@ -6,21 +6,19 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from django.contrib import admin
 from django.core.exceptions import ImproperlyConfigured
 from django.core.paginator import Paginator
 from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
+from ratelimits.admin.row_ids import ChecksIds
 from ratelimits.admin.typed import LocalMoments
 from ratelimits.conf import conf
 
 if TYPE_CHECKING:
-    _Base = admin.ModelAdmin[Any]
     _Paginator = Paginator[Any]
 else:
-    _Base = admin.ModelAdmin
     _Paginator = Paginator
 
 #: Maximum number of rows that a list counts and shows in pages.
@@ -36,7 +34,7 @@ class BoundedPaginator(_Paginator):
         return int(rows.order_by()[:MAX_ROWS].count())
 
 
-class OwnTransactions(LocalMoments, _Base):
+class OwnTransactions(LocalMoments, ChecksIds):
     """An admin page whose actions make their own transactions.
 
     If the project sets ATOMIC_REQUESTS, Django runs each view in a transaction. But the app can close a period or

@@ -86,7 +86,8 @@ class ShardFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[Any, str]]:
         shards = ShardState.objects.order_by("shard").filter(position__gt=0)
-        return [(shard, f"{shard:02d}") for shard in shards.values_list("shard", flat=True)]
+        # The choices are texts, as in a URL, because Django gives them to `queryset` to count the rows of each choice.
+        return [(str(shard), f"{shard:02d}") for shard in shards.values_list("shard", flat=True)]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         chosen = self.value()

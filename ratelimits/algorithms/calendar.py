@@ -34,8 +34,9 @@ def zone(name: str) -> ZoneInfo:
             raise ValueError("too long")
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError, TypeError) as error:
-        shown = name if not isinstance(name, str) or len(name) <= _MAX_ZONE else f"{name[:_MAX_ZONE]}…"
-        raise ValueError(f"unknown time zone {shown!r}: use an IANA name such as 'UTC' or 'Europe/Paris'") from error
+        shown = repr(name)
+        shown = shown if len(shown) <= _MAX_ZONE + 2 else f"{shown[:_MAX_ZONE]}…'"
+        raise ValueError(f"unknown time zone {shown}: use an IANA name such as 'UTC' or 'Europe/Paris'") from error
 
 
 def parse_anchor(text: str) -> datetime:

@@ -289,8 +289,8 @@ def _messages(error: ValidationError, rule: Rule | None = None) -> list[str]:
         for field_error in errors:
             if field_error.code == "invalid_choice" and rule is not None:
                 column: Any = Rule._meta.get_field(field)
-                choices = ", ".join(value for value, _label in column.flatchoices if value)
-                lines.append(f"{field} must be one of {choices}, not “{printable(getattr(rule, field))}”")
+                choices = ", ".join(str(value) for value, _label in column.flatchoices if value)
+                lines.append(f"{field} must be one of {choices}, not “{printable(str(getattr(rule, field)))}”")
             else:
                 prefix = "" if field == NON_FIELD_ERRORS else f"{field}: "
                 lines += [f"{prefix}{text}" for text in field_error.messages]

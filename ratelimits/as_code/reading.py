@@ -10,6 +10,7 @@ from ratelimits.algorithms import typed_rates
 from ratelimits.algorithms.limits import ALGORITHMS, DEFAULT_ALGORITHM, fields_of
 from ratelimits.algorithms.typed_rules import with_numbers
 from ratelimits.as_code.types import (
+    NULLABLE,
     RULE,
     as_json,
     decode_json,
@@ -130,13 +131,14 @@ def _plan_problems(slug: str, plan: Any) -> Iterator[str]:
 def _completed(entry: Any) -> tuple[Any, list[str]]:
     """Return the completed entry of a rule, and the problems of its typed rate.
 
-    The completed entry has an algorithm, and numbers in place of a typed rate. If the typed rate is not valid, the
-    completed entry has no rate, so that `_rule_problems` does not report the rate again. An entry that is not an object
-    is returned unchanged: `_rule_problems` reports it.
+    The completed entry has an algorithm, no nulls that mean the same as a missing field, and numbers in place of a
+    typed rate. If the typed rate is not valid, the completed entry has no rate, so that `_rule_problems` does not
+    report the rate again. An entry that is not an object is returned unchanged: `_rule_problems` reports it.
     """
     if not isinstance(entry, dict):
         return entry, []
-    completed = {"algorithm": DEFAULT_ALGORITHM, **entry}
+    given = {field: value for field, value in entry.items() if value is not None or field not in NULLABLE}
+    completed = {"algorithm": DEFAULT_ALGORITHM, **given}
     rate = completed.get("rate")
     if not isinstance(rate, str) or not rate.isprintable() or len(rate) > _MAX_RATE:
         return completed, []

@@ -57,7 +57,7 @@ _NUMBER = FieldType(f"a number from 0 to {MAX_PERMITS}", _is_number)
 _RATE = FieldType(f'a number from 0 to {MAX_PERMITS}, or a text such as "10/5min"', _is_number)
 _TIME = FieldType(
     f'seconds from 0 to {MAX_PERMITS}, or a text with a unit such as "1 h"',
-    lambda value: is_text(value) or _is_number(value),
+    lambda value: (is_text(value) and value != "") or _is_number(value),
 )
 _BOOLEAN = FieldType("true or false", lambda value: isinstance(value, bool))
 _INITIAL = FieldType('"full", "empty" or a whole number', lambda value: is_text(value) or _is_whole(value))
@@ -83,7 +83,7 @@ PRICE: dict[str, FieldType] = {
 }
 
 #: Fields of a rule that are allowed to be null. A null means the same as a missing field.
-_NULLABLE: dict[str, FieldType] = {
+NULLABLE: dict[str, FieldType] = {
     "plan": _NAME,
     "capacity": _WHOLE_NUMBER,
     "rate": _RATE,
@@ -106,7 +106,7 @@ _NULLABLE: dict[str, FieldType] = {
     "lasting": _BOOLEAN,
 }
 #: All fields of a rule.
-RULE: dict[str, FieldType] = _NULLABLE | {
+RULE: dict[str, FieldType] = NULLABLE | {
     "name": _NAME,
     "algorithm": _NAME,
     "weighted": _BOOLEAN,
@@ -130,7 +130,7 @@ def rule_type_problems(entry: dict[str, Any]) -> Iterator[str]:
     """Yield a sentence for each field of a rule whose value has a wrong type."""
     for field, value in entry.items():
         field_type = RULE.get(field)
-        if field_type is not None and not field_type.accepts(value) and not (value is None and field in _NULLABLE):
+        if field_type is not None and not field_type.accepts(value):
             yield f"{field} must be {field_type.description}, not {as_json(value)}"
 
 

@@ -23,6 +23,7 @@ from ratelimits.algorithms import typed_rates
 from ratelimits.algorithms.limits import Limit, SlidingLog
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf, shown
+from ratelimits.engine.clock import clock
 from ratelimits.engine.keys import ledger_name
 from ratelimits.quota import headers
 from ratelimits.quota.answers.answer import Answer
@@ -35,6 +36,15 @@ if TYPE_CHECKING:
 
 #: The attribute of a request that contains the outcomes of its throttles.
 _OUTCOMES = "_ratelimits_outcomes"
+
+
+#: Maximum number of moments in `SimpleRateThrottle.history`.
+_MAX_HISTORY = 10_000
+
+
+def _server_time() -> float:
+    """Return an estimate of the Redis server's time, in seconds since 1970 UTC."""
+    return clock.now() / MICROSECONDS
 
 
 class _KeyAndRate(NamedTuple):
@@ -55,12 +65,14 @@ class _Outcome(NamedTuple):
     self_admits  whether the rate of this throttle admits the request
     all_admit    whether all throttles of the view admit the request
     wait         what `SimpleRateThrottle.wait` returns, in seconds
+    remaining    the number of requests that this throttle would still admit
     answer       the answer to the request
     """
 
     self_admits: bool
     all_admit: bool
     wait: float | None
+    remaining: int
     answer: Answer
 
 
@@ -76,9 +88,12 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
 
     num_requests: int | None = None
     duration: float | None = None
-    #: A callable that returns the present moment in seconds since 1970 UTC. Tests can set it. If it is None, the Redis
-    #: server gives the moment.
-    timer: Callable[[], float] | None = None  # type: ignore[assignment]
+    #: A callable that returns the present moment in seconds since 1970 UTC. Tests can set it. If it is not set, the
+    #: Redis server gives the moment of decisions, and the timer is an estimate of the server's time.
+    timer: Callable[[], float] = staticmethod(_server_time)
+    #: As in Django REST framework, the moment of the request, in seconds since 1970 UTC.
+    now: float
+    _history: list[float] | None = None
     #: Usually None. `_keys_and_rates` sets a list, to ask what this throttle counts. Then `allow_request` only adds its
     #: cache key and its rate to the list, and decides nothing.
     _collected: list[_KeyAndRate] | None = None
@@ -132,6 +147,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         if self._collected is not None:
             self._collected.append(key_and_rate)
             return True
+        self.now, self._history = self.timer(), None
         self._outcome = outcome = self._outcome_of(key_and_rate, request, view)
         if not outcome.self_admits:
             admitted = self.throttle_failure()  # A subclass can return True, to admit the request.
@@ -140,6 +156,31 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
             return admitted
         # If only another throttle refuses the request, this throttle returns True. The other throttle returns False.
         return self.throttle_success() if outcome.all_admit else True
+
+    @property
+    def history(self) -> list[float]:
+        """Return the moments of the counted requests, as Django REST framework's class has them, newest first.
+
+        Redis gives only the number of these requests and the time until the next one is admitted. So their moments are
+        estimates. After a refusal, the last moment is exact. A change of this list changes no limit.
+        """
+        if self._history is None:
+            self._history = self._counted_moments()
+        return self._history
+
+    @history.setter
+    def history(self, moments: list[float]) -> None:
+        self._history = moments
+
+    def _counted_moments(self) -> list[float]:
+        outcome = self._outcome
+        if outcome is None or self.num_requests is None or self.duration is None:
+            return []
+        refused = not outcome.self_admits
+        # Django REST framework adds the present request only after it was admitted.
+        count = self.num_requests if refused else self.num_requests - outcome.remaining - 1
+        oldest = self.now - self.duration + outcome.wait if refused and outcome.wait is not None else self.now
+        return [self.now] * min(count - 1, _MAX_HISTORY) + [oldest] if count > 0 else []
 
     def throttle_success(self) -> bool:
         """Return True. `allow_request` calls this method if all throttles of the view admit the request."""
@@ -153,6 +194,8 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         """
         if self._outcome is not None:
             return self._outcome.wait
+        if self._history is not None:
+            return super().wait()  # A subclass decides in its own `allow_request`, and has set the history.
         if self.duration is None or self.num_requests is None:
             return None
         # Nothing was decided: assume that the client has sent no requests yet.
@@ -172,7 +215,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
 
     def _decide(self, keys_and_rates: list[_KeyAndRate], request: Request, view: APIView) -> _Outcomes:
         limits = list(_limits(keys_and_rates))
-        answer = check_limits(limits, None if self.timer is None else int(self.timer() * MICROSECONDS))
+        answer = check_limits(limits, None if self.timer is _server_time else int(self.timer() * MICROSECONDS))
         if answer.unavailable:
             add_fields(request, view, REFUSED)
             raise_refusal(getattr(request, "_request", request), answer, view)
@@ -226,13 +269,16 @@ def _limits(keys_and_rates: Iterable[_KeyAndRate]) -> Iterator[Limit]:
 
 def _outcomes(answer: Answer, keys_and_rates: Sequence[_KeyAndRate]) -> _Outcomes:
     if answer.decision is None:  # FAILURE_POLICY admits the request, or ENABLED is False.
-        admitted = _Outcome(self_admits=True, all_admit=True, wait=0.0, answer=answer)
-        return dict.fromkeys(keys_and_rates, admitted)
+        return {
+            key_and_rate: _Outcome(True, True, wait=0.0, remaining=key_and_rate.num_requests, answer=answer)
+            for key_and_rate in keys_and_rates
+        }
     return {
         key_and_rate: _Outcome(
             self_admits=standing.allowed,
             all_admit=answer.allowed,
             wait=standing.reset_after / (standing.remaining + 1) if standing.allowed else answer.retry_after,
+            remaining=standing.remaining,
             answer=answer,
         )
         for key_and_rate, standing in zip(keys_and_rates, answer.decision.standings, strict=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ratelimits import as_code
+from ratelimits.algorithms.limits import fields_of
+from ratelimits.as_code.types import RULE
 from ratelimits.models import ConfigVersion, Plan, Rule
+from ratelimits.simulate.lines import decode_json, read_rules
+from tests.support.rows import NEEDED
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -188,3 +194,52 @@ def test_any_document_loads_or_is_refused_as_a_whole(document: Any) -> None:
 def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
     found = parsed(raw)
     assert isinstance(found, dict) or found.problems
+
+
+#: A value of each type of JSON, and texts and numbers that few fields accept.
+STRANGE: list[Any] = ["abc", "", "1 d", "\0", "9" * 50, -1, 0, 1.5, 10**30, True, None, [], [1], {}, {"a": 1}]
+
+
+def compared(path: Path, rule: dict[str, Any]) -> str:
+    """Return the error when a file with this rule is compared with the database; "" if it can be loaded."""
+    path.write_text(json.dumps({"rules": [rule]}))
+    try:
+        call_command("ratelimits_rules", "diff", str(path), stdout=StringIO(), stderr=StringIO())
+    except CommandError as error:
+        return str(error).removeprefix("Nothing was changed:\n")
+    except SystemExit:
+        return ""  # the file and the database differ
+    return "the rule is not compared"
+
+
+@pytest.mark.parametrize("algorithm", NEEDED)
+def test_each_field_with_each_type_is_loaded_or_refused_with_a_sentence(tmp_path: Path, algorithm: str) -> None:
+    fields = RULE if algorithm == "token_bucket" else {*fields_of(algorithm), "max_wait"}
+    for field in fields:
+        for value in STRANGE:
+            rule = {"name": "burst", "algorithm": algorithm, **NEEDED[algorithm], field: value}
+            error = compared(tmp_path / "rules.json", rule)
+            assert not error or error.startswith(("rule 1: ", "rule “")), (field, value)
+
+
+@pytest.mark.parametrize("field", ["max_wait", "lease_ttl", "rate", "period", "capacity", "refusal_status"])
+def test_a_wrong_value_is_refused_with_the_name_of_its_field(tmp_path: Path, field: str) -> None:
+    rule = {"name": "burst", "algorithm": "concurrency" if field == "lease_ttl" else "token_bucket"}
+    rule |= NEEDED[rule["algorithm"]]
+    for value in ("abc", -1, [1], True):
+        assert field in compared(tmp_path / "rules.json", {**rule, field: value})
+
+
+def test_a_null_is_a_missing_field(tmp_path: Path) -> None:
+    rule = {"name": "burst", "algorithm": "calendar_window", **NEEDED["calendar_window"]}
+    assert compared(tmp_path / "rules.json", {**rule, "timezone": None, "anchor": None, "lasting": None}) == ""
+
+
+@pytest.mark.parametrize("algorithm", NEEDED)
+def test_so_it_is_in_a_rule_file_of_the_simulator(algorithm: str) -> None:
+    for field in [*RULE, "unknown"]:
+        for value in STRANGE:
+            with suppress(ValueError):
+                read_rules(
+                    decode_json(json.dumps({"algorithm": algorithm, **NEEDED[algorithm], field: value}).encode())
+                )

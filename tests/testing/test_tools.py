@@ -229,6 +229,15 @@ class TestTheClock:
             assert asyncio.run(acheck_and_wait(ADA, "*", "GET", {"requests": 1})).allowed
             assert clock.now - start == timedelta(hours=2)
 
+    def test_the_moment_in_a_header_is_its_own(self, check: Check, settings: Any) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "X_RATELIMIT_HEADERS": True, "X_RATELIMIT_RESET": "epoch"}
+        start = datetime(2030, 3, 1, tzinfo=UTC)
+        with override_rules([{**BURST, "window_start": "epoch"}]), frozen_quota_clock(start) as clock:
+            fields = check(ADA).headers()
+            assert 0 <= int(fields["X-RateLimit-Reset"]) - start.timestamp() <= 60
+            clock.tick(3600)
+            assert 3600 <= int(check(ADA).headers()["X-RateLimit-Reset"]) - start.timestamp() <= 3660
+
     def test_an_outbound_call_that_waits_moves_it(self) -> None:
         async def call() -> None:
             async with permits("mailer", rate="1/h"):

@@ -6,8 +6,10 @@ No test has a database, unless it is marked so.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, ClassVar
 
 import pytest
 from adrf.views import APIView as AsyncView
@@ -332,6 +334,62 @@ def test_a_method_that_the_view_lacks_is_charged_as_by_django_rest_framework() -
         return [limited(request).status_code for _ in range(3)]
 
     assert asked(Theirs) == asked(Ours) == [405, 405, 429]
+
+
+class Watching(Burst):
+    """A subclass as projects have it: it reads what Django REST framework's class gives to its own methods."""
+
+    seen: ClassVar[list[tuple[int, float | None, float | None]]] = []
+
+    def throttle_success(self) -> bool:
+        self.history.insert(0, self.now)
+        self.cache.set(self.key, self.history, self.duration)
+        return super().throttle_success()
+
+    def wait(self) -> float | None:
+        assert self.duration is not None
+        oldest = self.duration - (self.now - self.history[-1]) if self.history else None
+        self.seen.append((len(self.history), oldest, super().wait()))
+        return self.seen[-1][2]
+
+
+def test_a_subclass_finds_the_timer_the_moment_and_the_history() -> None:
+    Watching.seen.clear()
+    with frozen_quota_clock(datetime(2026, 3, 1, tzinfo=UTC)) as clock:
+        throttle = Watching()
+        assert throttle.history == []
+        assert throttle.timer() == clock.now.timestamp()
+        limited = view(Watching)
+        assert statuses(limited, 1) == [200]
+        clock.tick(10)
+        assert statuses(limited, 2) == [200, 429]
+        # Redis says when the first of the two requests ends, as the history would.
+        assert Watching.seen == [(2, 3590.0, 3590.0)]
+    assert abs(Watching().timer() - time.time()) < 60
+
+
+class OwnDecision(Burst):
+    """A subclass that has a copy of Django REST framework's `allow_request`."""
+
+    kept: ClassVar[list[float]] = []
+
+    def allow_request(self, request: Any, view: Any) -> bool:
+        self.now, self.history = self.timer(), list(self.kept)
+        if len(self.history) >= 2:
+            return False
+        self.kept.insert(0, self.now)
+        return True
+
+
+def test_a_subclass_can_decide_by_its_own_history() -> None:
+    OwnDecision.kept.clear()
+    limited = view(OwnDecision)
+    with frozen_quota_clock() as clock:
+        assert statuses(limited, 1) == [200]
+        clock.tick(60)
+        assert statuses(limited, 1) == [200]
+        refused = limited(get())
+        assert (refused.status_code, refused["Retry-After"]) == (429, "3540")
 
 
 def test_the_stopped_clock_of_a_test_moves_them_too() -> None:

@@ -73,7 +73,8 @@ def _parameter_errors(rule: Rule) -> Errors:
         suggestion = f"{wait.quantize(Decimal('0.000001'), ROUND_UP).normalize():f}"
         message = _("Write how many seconds a request is allowed to wait, such as %(suggestion)s.")
         return {"max_wait": [message % {"suggestion": suggestion}]}
-    if rule.max_wait is not None and rule.max_wait < 0:
+    # A value of another type is reported by the field itself.
+    if isinstance(rule.max_wait, Decimal | int) and rule.max_wait < 0:
         return {"max_wait": [_("Write 0 if no request is allowed to wait, or a number of seconds.")]}
     return {}
 
