@@ -26,12 +26,12 @@ from ratelimits.api.serializers import ReportQuery, UsageQuery, cursor
 from ratelimits.api.windows import PagePosition
 from ratelimits.engine.keys import ledger_name
 from ratelimits.formulas import restorable, restored
-from ratelimits.identity.naming import name_of
 from ratelimits.models import Access, Account, KeyOverride, Rule
 from ratelimits.models.access import targets
 from ratelimits.models.fields import view_key_texts
 from ratelimits.models.fields.scopes import names_in, split_scope
 from ratelimits.models.keys import canonical_key, key_name, validate_counted_key, validate_source
+from ratelimits.naming import name_of
 from ratelimits.pricing import tiers
 from ratelimits.reports.exports.csv import _marked_as_text
 from ratelimits.reports.periods import month_window
