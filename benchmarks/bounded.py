@@ -1,6 +1,6 @@
 """Measure the longest call of the script on a sliding log or a set of leases with a million entries.
 
-Also measure the largest call of each script (measured/largest.py).
+Also measure the largest call of each script (largest/scripts.py).
 
     python -m benchmarks.bounded [--entries 1000000] [--rounds 2] [--binary redis-server] [--out DIR]
 
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from benchmarks.measured import largest
+from benchmarks.largest import scripts as largest
 from benchmarks.support import report, servers
 
 if TYPE_CHECKING:

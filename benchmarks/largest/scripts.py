@@ -11,7 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.measured import counting
+from benchmarks.largest import counting
 
 if TYPE_CHECKING:
     from ratelimits.engine.call import Call

@@ -1,0 +1,1 @@
+"""The largest calls of the scripts that the app sends."""
