@@ -18,9 +18,8 @@ from ratelimits.admin.changes.page import PARTS, PER_PAGE, shown_change
 from ratelimits.admin.changes.rows import changed_rows
 from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.row_files.page import RowFiles
-from ratelimits.admin.row_ids import primary_key
 from ratelimits.admin.suggestions import KeySuggestions, RowSuggestions
-from ratelimits.admin.typed import MOMENTS, TypedNumbers
+from ratelimits.admin.typed import MOMENTS, TypedNumbers, primary_key
 from ratelimits.algorithms.wording import amount
 from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, PlanPrice, Rule
 

@@ -15,8 +15,8 @@ from django.utils.translation import ngettext
 from ratelimits import moments
 from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.readonly import ReadOnlyAdmin
-from ratelimits.admin.row_ids import ChecksIds
 from ratelimits.admin.suggestions import RowSuggestions
+from ratelimits.admin.typed import ChecksIds
 from ratelimits.models import Alert, AlertChannel, AlertDelivery
 from ratelimits.models.ledger import moment
 from ratelimits.reports.periods import SECOND

@@ -19,8 +19,7 @@ from simple_history.admin import SimpleHistoryAdmin
 from simple_history.models import HistoricalRecords
 
 from ratelimits import moments, unknown_names
-from ratelimits.admin.row_ids import ChecksIds, primary_key
-from ratelimits.admin.typed import LocalMoments, TypedNumbers
+from ratelimits.admin.typed import ChecksIds, LocalMoments, TypedNumbers, primary_key
 from ratelimits.models.history import MAX_REASON, because
 from ratelimits.models.versions import editing
 

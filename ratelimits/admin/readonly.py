@@ -12,8 +12,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from ratelimits.admin.row_ids import ChecksIds
-from ratelimits.admin.typed import LocalMoments
+from ratelimits.admin.typed import ChecksIds, LocalMoments
 from ratelimits.conf import conf
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
-"""Inputs for numbers and for moments, and moments as text.
+"""Inputs for numbers and for moments, moments as text, and the ids of rows that a URL or a form names.
 
-An input for a number sends exactly what the user typed. An input for a moment accepts a time without a date.
+An input for a number sends exactly what the user typed. An input for a moment accepts a time without a date. No text
+reaches the database as an id unchecked.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.contrib import admin
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import flatten_fieldsets
 from django.contrib.admin.widgets import AdminSplitDateTime
 from django.core.exceptions import ValidationError
 from django.db.models import DateTimeField, Field
-from django.http import HttpRequest
+from django.http import Http404, HttpRequest
 from django.utils.functional import lazy
 from django.utils.text import format_lazy
 from django.utils.translation import gettext as _
@@ -26,9 +28,13 @@ from ratelimits import moments
 from ratelimits.moments.columns import LocalSplitDateTimeInput, UTCDateTimeField
 
 if TYPE_CHECKING:
+    from django.db.models import QuerySet
+
     _Base = admin.ModelAdmin[Any]
+    _Page = admin.ModelAdmin[Any]
 else:
     _Base = object
+    _Page = admin.ModelAdmin
 
 
 class TypedNumbers(_Base):
@@ -147,3 +153,29 @@ def moment_inputs(name: str, moment: datetime | None) -> dict[str, str]:
         return {f"{name}_0": "", f"{name}_1": ""}
     local = moments.local(moment)
     return {f"{name}_0": f"{local:%Y-%m-%d}", f"{name}_1": f"{local:%H:%M:%S}"}
+
+
+def primary_key(model: Any, text: str) -> Any:
+    """Return the primary key of a model that a text names. Raise Http404 if the text cannot be one.
+
+    SQLite raises OverflowError for a number that it cannot store, Python ValueError for one with more than 4,300
+    digits, and PostgreSQL refuses a text with a NUL character.
+    """
+    if "\0" in text:
+        raise Http404
+    try:
+        return model._meta.pk.clean(text, None)
+    except (ValidationError, ValueError) as error:
+        raise Http404 from error
+
+
+class ChecksIds(_Page):
+    """An admin page that finds no row for an id that no row can have. Its actions then answer 404."""
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        return None if "\0" in object_id else super().get_object(request, object_id, from_field)
+
+    def response_action(self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any) -> Any:
+        for text in request.POST.getlist(ACTION_CHECKBOX_NAME):
+            primary_key(self.model, text)
+        return super().response_action(request, queryset, *args, **kwargs)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.support import report, servers
 
 if TYPE_CHECKING:
-    from benchmarks.measured.readers import TextReader
+    from benchmarks.hostile.readers import TextReader
 
 #: Longest time in ms that one text may take.
 BOUND = 5.0
@@ -106,7 +106,7 @@ def texts(valid: Sequence[str], length: int) -> Iterator[str]:
 
 def milliseconds(reader: TextReader, text: str) -> float:
     """Return the processor time of one reading, in ms. Return the shortest time if the first one is above BOUND."""
-    from benchmarks.measured.readers import REFUSED
+    from benchmarks.hostile.readers import REFUSED
 
     times = []
     for _reading in range(READINGS):
@@ -121,7 +121,7 @@ def milliseconds(reader: TextReader, text: str) -> float:
 
 def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
     """Run all measurements and return them for the JSON file."""
-    from benchmarks.measured import readers
+    from benchmarks.hostile import readers
 
     machine_info = report.machine(redis_server.url)
     rows = []

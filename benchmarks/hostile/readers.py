@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
-from urllib.parse import urlencode
 
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.http import HttpRequest, QueryDict
@@ -75,7 +74,8 @@ def _view_key(source: str) -> Callable[[str], object]:
     def read_value(text: str) -> None:
         found, reader = _source_and_reader(source)
         request = _request(HTTP_X_TENANT=text)
-        request.GET = QueryDict(urlencode({"team": text}, errors="surrogatepass"))
+        request.GET = query = QueryDict(mutable=True)  # type: ignore[assignment]
+        query["team"] = text
         value = reader(request, {"pk": text})
         view_key_texts.name_of(found, view_key_texts.normal_value(found, value or ""))
 
