@@ -25,6 +25,7 @@ from ratelimits.alerts.webhook import TYPE, post, signature
 from ratelimits.conf.setting_rules import LONGEST_POST
 from ratelimits.models import Account, Alert, AlertChannel, AlertDelivery
 from ratelimits.models.alerts import new_secret
+from ratelimits.models.keys import canonical_account
 from ratelimits.signals import threshold_reached
 from tests.alerts.conftest import Received, Receiver
 from tests.support.plain import PLAIN
@@ -35,7 +36,10 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def raise_alert(*, threshold: int = 80, account: str = "acme", **channel: Any) -> Alert:
     """Raise an alert with its deliveries, for one channel."""
-    owner, _created = Account.objects.get_or_create(identifier=account, name="Acme & Sons", timezone="Europe/Paris")
+    owner, _created = Account.objects.get_or_create(
+        identifier=canonical_account(account), defaults={"name": "Acme & Sons", "timezone": "Europe/Paris"}
+    )
+    account = owner.identifier
     if channel:
         AlertChannel.objects.create(account=owner, **channel)
     period = at("2026-11-01T00:00+01:00") // 1_000_000

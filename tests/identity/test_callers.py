@@ -71,13 +71,13 @@ def test_users_of_another_model_have_their_model_in_their_name(hooks: Hooks) -> 
 
 
 def test_a_proxy_of_the_user_model_and_a_user_without_a_row_are_the_user(hooks: Hooks) -> None:
-    class Proxy(User):
+    class ProxyOfUser(User):
         class Meta:
             app_label = "tests"
             proxy = True
 
     hooks()
-    assert identify(request(Proxy(pk=3))).user == identify(request(token_user(3))).user == "user:3"
+    assert identify(request(ProxyOfUser(pk=3))).user == identify(request(token_user(3))).user == "user:3"
     assert identify(request(token_user("3"))).user == identify(request("3")).user == "user:3"
 
 

@@ -60,7 +60,7 @@ FAULTS = (
         "an async view that has returned keeps its lease",
         "decorators.py",
         "test_decorators.py",
-        "            await finishing.aleave(request, response)\n",
+        "            await finishing.aleave(plain, response)\n",
         "",
     ),
     Fault(
@@ -270,8 +270,8 @@ FAULTS = (
         "a restarted server has another port",
         "embedded/__init__.py",
         "embedded",
-        "port = self.port or free_port()",
-        "port = free_port()",
+        "address = self.path or self.port or free_port()",
+        "address = self.path or free_port()",
     ),
     Fault(
         "a request that ends after the signal does not write its counts",

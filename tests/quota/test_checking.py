@@ -299,7 +299,7 @@ class TestFailures:
         away(settings, free_port())
         answer = check(WHO)
         assert (answer.allowed, answer.decision, answer.unavailable) == (allowed, None, not allowed)
-        assert answer.headers() == ({} if allowed else {"Retry-After": "1"})
+        assert answer.headers() == ({} if allowed else {"Retry-After": "1", "Cache-Control": "no-store, private"})
 
     @pytest.mark.parametrize(("policy", "allowed"), [("allow", True), ("deny", False)])
     def test_a_rule_that_says_nothing_leaves_it_to_the_project(

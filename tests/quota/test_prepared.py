@@ -255,7 +255,7 @@ class TestPrefetch:
 def test_combinations_of_meters_that_clients_name_are_not_kept_for_ever(check: Check) -> None:
     rule("burst", capacity=1000)
     for number in range(3 * prepared.MAX_METER_COMBINATIONS):
-        names = [f"model {bit}" for bit in range(8) if number >> bit & 1]
+        names = [f"model-{bit}" for bit in range(8) if number >> bit & 1]
         assert check(WHO, costs={"requests": 1, **dict.fromkeys(names, 1)}).allowed
     chosen = rules.current().select("*", "", WHO)
     assert 0 < len(chosen.cache) <= prepared.MAX_METER_COMBINATIONS

@@ -162,7 +162,7 @@ class TestLocalShares:
         assert all(check(KNOWN).allowed for _ in range(60))
         refused = check(KNOWN)
         assert (refused.allowed, refused.unavailable, refused.retry_after) == (False, False, 1.0)
-        assert refused.headers() == {"Retry-After": "1"}
+        assert refused.headers() == {"Retry-After": "1", "Cache-Control": "no-store, private"}
         clock.now += 1
         assert [check(KNOWN).allowed for _ in range(2)] == [True, False]
 
