@@ -105,13 +105,13 @@ setting_changed.connect(_forget_hooks)
 
 
 async def aidentify(request: HttpRequest) -> Identity:
-    """Do the same as `identify`, in async code. The user is loaded first, and usually no other query is needed.
+    """Do the same as `identify`, in async code. Django's user is loaded first, and usually no other query is needed.
 
     If a hook makes a query, Django refuses it in the event loop. Then the hook runs again, in the thread for the
     synchronous code of this request.
     """
     auser = getattr(request, "auser", None)
-    if auser is not None and _is_to_be_loaded(getattr(request, "user", None)):
+    if auser is not None and (not hasattr(request, "user") or _is_djangos(request.user)):
         request.user = await auser()
     if _has_hooks():
         answers = [await _aask(name, request) for name in HOOKS]
@@ -119,9 +119,14 @@ async def aidentify(request: HttpRequest) -> Identity:
     return await _in_thread_if_needed(identify, request)
 
 
-def _is_to_be_loaded(user: Any) -> bool:
-    """Return whether a user is the one that Django would load. Any other user was set by the project: keep it."""
-    return user is None or (isinstance(user, LazyObject) and user.__dict__["_wrapped"] is empty)
+def _is_djangos(user: Any) -> bool:
+    """Return whether a user is the one that `AuthenticationMiddleware` has set, and is not loaded yet.
+
+    The project has set any other user, such as the lazy user of a JWT: `request.auser` does not know this one.
+    """
+    if not isinstance(user, LazyObject) or user.__dict__["_wrapped"] is not empty:
+        return False
+    return getattr(user.__dict__.get("_setupfunc"), "__module__", None) == "django.contrib.auth.middleware"
 
 
 async def _in_thread_if_needed(function: Callable[..., _Result], *arguments: Any) -> _Result:

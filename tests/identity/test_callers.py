@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import redis
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
+from django.contrib.auth.middleware import AuthenticationMiddleware
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.db import connections
 from django.http import HttpRequest, HttpResponse
-from django.test import Client
+from django.test import AsyncClient, Client
 from django.urls import path
 from django.utils.functional import SimpleLazyObject
 from rest_framework.authentication import BaseAuthentication
@@ -284,7 +286,64 @@ async def test_async_code_keeps_the_user_that_the_project_has_set(hooks: Hooks) 
     assert (await aidentify(asked)).user == "user:7"
     assert asked.user.pk == 7
     asked.user = SimpleLazyObject(lambda: User(pk=8))
-    assert (await aidentify(asked)).user is None  # Django's own user, which was not loaded yet
+    assert (await aidentify(asked)).user == identify(asked).user == "user:8"
+    asked.user = None
+    assert (await aidentify(asked)).user is identify(asked).user is asked.user is None
+
+
+async def test_async_code_loads_the_user_that_django_has_not_loaded_yet(hooks: Hooks) -> None:
+    async def auser() -> Any:
+        return User(pk=9)
+
+    hooks()
+    asked: Any = request()
+    asked.session = {}
+    AuthenticationMiddleware(lambda request: HttpResponse()).process_request(asked)
+    asked.auser = auser
+    assert (await aidentify(asked)).user == "user:9"
+
+
+def lazy_user(get_response: Callable[..., Any]) -> Any:
+    """Do what the middleware of many projects with JWTs does: set a user that is loaded when somebody reads it."""
+
+    def middleware(request: Any) -> Any:
+        request.user = SimpleLazyObject(lambda: User.objects.get(username=request.headers["X-Name"]))
+        return get_response(request)
+
+    async def amiddleware(request: Any) -> Any:
+        request.user = SimpleLazyObject(lambda: User.objects.get(username=request.headers["X-Name"]))
+        return await get_response(request)
+
+    return markcoroutinefunction(amiddleware) if iscoroutinefunction(get_response) else middleware
+
+
+lazy_user.sync_capable = lazy_user.async_capable = True  # type: ignore[attr-defined]
+
+
+async def _name_of_user(request: Any) -> HttpResponse:
+    return HttpResponse(await sync_to_async(lambda: request.user.username)())
+
+
+@pytest.mark.parametrize("entry", ["decorated", "plain"])
+def test_a_lazy_user_of_the_project_is_counted_and_stays_the_user_of_the_view(
+    hooks: Hooks, settings: Any, entry: str
+) -> None:
+    hooks(PATHS=["/plain/"])
+    settings.ROOT_URLCONF = __name__
+    before = ["django.contrib.sessions.middleware.SessionMiddleware"]
+    before += ["django.contrib.auth.middleware.AuthenticationMiddleware", f"{__name__}.lazy_user"]
+    settings.MIDDLEWARE = [*before, "ratelimits.middleware.QuotaMiddleware"]
+    rule("hourly", "fixed_window", **HOUR, capacity=1, key_kind="user")
+    for name in ("ada", "bea"):
+        User.objects.create(username=name)
+
+    async def asked(name: str) -> tuple[int, bytes]:
+        response = await AsyncClient().get(f"/{entry}/", headers={"X-Name": name})
+        return response.status_code, response.content
+
+    assert asyncio.run(asked("ada")) == (200, b"ada")
+    assert asyncio.run(asked("bea")) == (200, b"bea")
+    assert [asyncio.run(asked(name))[0] for name in ("ada", "bea")] == [429, 429]
 
 
 @pytest.mark.parametrize("length", [251, 252, 300])
@@ -468,7 +527,12 @@ def decorated(request: HttpRequest) -> HttpResponse:
     return limited()(lambda request: HttpResponse())(_with_user(request))
 
 
-urlpatterns = [path("throttle/", Guarded.as_view()), path("decorator/", decorated)]
+urlpatterns = [
+    path("throttle/", Guarded.as_view()),
+    path("decorator/", decorated),
+    path("decorated/", limited()(_name_of_user)),
+    path("plain/", _name_of_user),
+]
 
 
 @pytest.mark.urls(__name__)
