@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 
 from ratelimits.conf import conf
-from ratelimits.moving.views import views
+from ratelimits.moving.views import FoundView, views
 
 #: Modules with short-lived tokens, by package. A user gets another token every few minutes, or at each login.
 _SHORT_LIVED = {
@@ -24,6 +25,8 @@ _SHORT_LIVED = {
 #: A package whose permission class checks a key. Django REST framework does not know this key.
 _UNSEEN = "rest_framework_api_key"
 _PAGE = 'docs/requests/who.md ("Who is the caller") has it'
+#: Maximum number of views that a warning names.
+_MAX_NAMES = 3
 
 
 @checks.register("ratelimits")
@@ -35,6 +38,40 @@ def check_credentials(app_configs: Sequence[AppConfig] | None, **kwargs: Any) ->
     except ImproperlyConfigured:
         return []  # `check_settings` reports the invalid setting.
     return [*_short_lived(), *_unseen()]
+
+
+@checks.register("ratelimits")
+def check_decorated_views(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Warn of views of Django REST framework that `limited` decides before the framework authenticates the caller."""
+    names = sorted({view.name for view in _views() if _is_decided_early(view)})
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    if not names:
+        return []
+    return [
+        checks.Warning(
+            "`limited` decides requests to these views before Django REST framework authenticates them, so a request"
+            f" with a token has no user and no API key: {', '.join(names[:_MAX_NAMES])}{more}.",
+            hint="Write @limited below @api_view, @method_decorator(limited(…)) at a method such as `get` instead of"
+            " `dispatch`, or QuotaThrottle instead of the decorator. If rules of these views need neither users nor API"
+            " keys, or if RATELIMITS['USER'] or ['API_KEY'] reads them from the header, add 'ratelimits.W013' to"
+            " SILENCED_SYSTEM_CHECKS.",
+            id="ratelimits.W013",
+        )
+    ]
+
+
+def _is_decided_early(view: FoundView) -> bool:
+    """Return whether `limited` is around a whole view of Django REST framework, which knows more than sessions."""
+    framework = sys.modules.get("rest_framework.authentication")
+    # Only the framework gives its views the attribute `cls`. `as_view` gives a view the attributes of `dispatch`.
+    if framework is None or not hasattr(view.view, "cls") or not hasattr(view.view, "ratelimits"):
+        return False
+    authenticators = view.option("authentication_classes") or ()
+    return any(not _is_subclass(one, framework.SessionAuthentication) for one in authenticators)
+
+
+def _is_subclass(value: object, base: type) -> bool:
+    return isinstance(value, type) and issubclass(value, base)
 
 
 def _short_lived() -> Iterator[checks.CheckMessage]:
@@ -71,6 +108,10 @@ def _apps() -> list[str]:
     return [config.name for config in apps.get_app_configs()]
 
 
+def _views() -> list[FoundView]:
+    return views() if getattr(settings, "ROOT_URLCONF", None) else []
+
+
 def _classes() -> Iterator[str]:
     """Yield the modules of all authentication classes, and of their base classes, in the settings and in the views.
 
@@ -79,7 +120,7 @@ def _classes() -> Iterator[str]:
     framework = getattr(settings, "REST_FRAMEWORK", None) or {}
     for path in framework.get("DEFAULT_AUTHENTICATION_CLASSES") or ():
         yield str(path)
-    for view in views() if getattr(settings, "ROOT_URLCONF", None) else ():
+    for view in _views():
         for cls in view.option("authentication_classes") or ():
             for base in getattr(cls, "__mro__", ()):
                 yield base.__module__

@@ -10,9 +10,15 @@ from django.conf import settings
 from django.core import checks
 from django.test import override_settings
 from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+from rest_framework.authentication import SessionAuthentication, TokenAuthentication
+from rest_framework.decorators import api_view, authentication_classes
+from rest_framework.response import Response
 from rest_framework.views import APIView
 from rest_framework_simplejwt.authentication import JWTAuthentication
 
+from ratelimits.decorators import limited
 from tests.support.fresh import Project
 from tests.support.servers import TestServers
 
@@ -72,6 +78,54 @@ class OwnAuthentication(JWTAuthentication):
 
 class Mine(APIView):
     authentication_classes = [OwnAuthentication]
+
+
+class Tokens(APIView):
+    authentication_classes = [TokenAuthentication]
+
+    @method_decorator(limited("handled"))
+    def get(self, request: Any) -> Response:
+        return Response()
+
+
+@method_decorator(limited("dispatched"), name="dispatch")
+class Dispatched(Tokens):
+    pass
+
+
+@method_decorator(limited("sessions"), name="dispatch")
+class Sessions(APIView):
+    authentication_classes = [SessionAuthentication]
+
+
+@limited("above")
+@api_view(["GET"])
+@authentication_classes([TokenAuthentication])
+def above(request: Any) -> Response:
+    return Response()
+
+
+@api_view(["GET"])
+@authentication_classes([TokenAuthentication])
+@limited("below")
+def below(request: Any) -> Response:
+    return Response()
+
+
+@method_decorator(limited("plain"), name="dispatch")
+class Plain(View):
+    pass
+
+
+EARLY = [above, Dispatched.as_view(), limited("around")(Tokens.as_view())]
+
+
+def test_a_decorator_that_does_not_know_who_asks_is_named() -> None:
+    (warning,) = messages(*EARLY, below, Tokens.as_view(), Sessions.as_view(), Plain.as_view())
+    assert warning.id == "ratelimits.W013"
+    names = ", ".join(f"{__name__}.{name}" for name in ("Dispatched", "Tokens", "above"))
+    assert warning.msg.endswith(f"has no user and no API key: {names}.")
+    assert "below @api_view" in str(warning.hint)
 
 
 def test_a_view_with_a_class_of_its_own_is_found() -> None:

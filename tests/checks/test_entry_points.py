@@ -12,6 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
 from django.urls import include, path
 from django.utils.decorators import method_decorator
+from rest_framework.authentication import SessionAuthentication
 from rest_framework.decorators import action, api_view, throttle_classes
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -155,11 +156,13 @@ class Kept(APIView):
 
 
 class Decorated(APIView):
+    authentication_classes = [SessionAuthentication]
     throttle_classes = [UserRateThrottle]
 
 
 @method_decorator(limited(), name="dispatch")
 class Dispatched(APIView):
+    authentication_classes = [SessionAuthentication]
     throttle_classes = [UserRateThrottle]
 
 
@@ -171,6 +174,7 @@ class Choosing(APIView):
 
 
 class ByRate(APIView):
+    authentication_classes = [SessionAuthentication]
     throttle_classes = [ScopedRateThrottle]
 
 
