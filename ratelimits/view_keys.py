@@ -233,7 +233,17 @@ def _unreadable() -> tuple[type[Exception], ...]:
 def _header(name: str) -> _Reader:
     field = name.upper().replace("-", "_")
     meta = field if field in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{field}"
-    return lambda request, arguments: request.META.get(meta)
+    return lambda request, arguments: _as_typed(request.META.get(meta))
+
+
+def _as_typed(value: str | None) -> str | None:
+    """Return the text of a header as people type it. Servers give each byte as a character; most clients send UTF-8."""
+    if value is None or value.isascii():
+        return value
+    try:
+        return value.encode("latin-1").decode()
+    except UnicodeError:  # the client sent Latin-1, or a test has given a text that is no bytes
+        return value
 
 
 def _query(name: str) -> _Reader:

@@ -43,6 +43,24 @@ def test_a_key_has_a_bounded_length_and_differs_by_source() -> None:
     assert {len(one) for one in found} == {len("view_key:") + 8 + 1 + 24}
 
 
+def header(sent: bytes) -> str:
+    # A server gives each byte as a character.
+    return key(RequestFactory().get("/", headers={"X-Tenant": sent.decode("latin-1")}), "header:X-Tenant")
+
+
+@pytest.mark.parametrize("text", ["café", "Pietà", "東京", "Ã©", "\u00c5"])
+def test_a_header_is_read_as_people_type_it(text: str) -> None:
+    typed = f"header:X-Tenant={text}"
+    validate_key(typed)
+    assert header(text.encode()) == key_name(typed)
+
+
+def test_headers_of_other_bytes_stay_what_they_are() -> None:
+    assert header("café".encode("latin-1")) == key_name("header:X-Tenant=café")
+    # White space is removed at the end of a text, not of its bytes: these end in a byte that is white space in Latin-1.
+    assert len({header(text.encode()) for text in ("Piet", "Pietà", "PietÅ")}) == 3
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "7", "{}", '{"team": null}', '{"team": ""}', "[" * 8_000])
 def test_a_body_without_the_field_has_the_key_of_no_value(text: str) -> None:
     assert key(json(text)) == EMPTY
