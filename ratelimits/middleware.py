@@ -7,9 +7,11 @@ limit). The middleware also finishes requests that the throttle or the decorator
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
 from typing import Any, NamedTuple, cast
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.core.signals import setting_changed
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.urls import Resolver404, resolve
@@ -74,11 +76,10 @@ def limits_of(request: HttpRequest) -> ViewLimits | None:
 
     Raise CostOutOfBounds if the client has chosen a cost that is not valid.
     """
-    paths = conf.PATHS
-    prefix = next((prefix for prefix in paths if request.path_info.startswith(prefix)), None)
-    if prefix is None:
+    found = next((found for found in _paths() if request.path_info.startswith(found[0])), None)
+    if found is None:
         return None
-    options = paths[prefix] if isinstance(paths, dict) else _NO_OPTIONS
+    prefix, options = found
     try:
         match = resolve(request.path_info, getattr(request, "urlconf", None))
     except Resolver404:  # no view has this URL: limit the request by the options of its path
@@ -99,6 +100,22 @@ def limits_of(request: HttpRequest) -> ViewLimits | None:
     bounds = options.get("cost_bounds") if bounds is None else bounds
     costs = ONE_REQUEST if cost is None else costs_of(cost, request, bounds=bounds, arguments=arguments)
     return ViewLimits(scope if isinstance(scope, str) else scope_of(scope, view), costs, key, place, arguments, view)
+
+
+@cache
+def _paths() -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the paths of RATELIMITS["PATHS"] with their options. A longer path is first, or it would never be used."""
+    paths = conf.PATHS
+    options = paths if isinstance(paths, dict) else dict.fromkeys(paths, _NO_OPTIONS)
+    return sorted(options.items(), key=lambda item: len(item[0]), reverse=True)
+
+
+def _forget_paths(*, setting: str, **kwargs: object) -> None:
+    if setting == "RATELIMITS":
+        _paths.cache_clear()
+
+
+setting_changed.connect(_forget_paths)
 
 
 def _limits_itself(view: Any, request: HttpRequest) -> bool:

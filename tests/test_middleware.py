@@ -63,3 +63,18 @@ def test_a_path_is_written_without_the_prefix_of_the_project(
     settings.RATELIMITS = {**settings.RATELIMITS, "PATHS": ["/app/admin/login/"]}
     rule("none", "fixed_window", capacity=0, period=3600)
     assert ask(settings).status_code == 200, "no view has this path below the prefix"
+
+
+@pytest.mark.parametrize("shorter", ["/", "/admin/"])
+def test_the_longest_path_decides_wherever_it_is_written(
+    shorter: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_afresh(monkeypatch)
+    rule("few", "fixed_window", scope="login", capacity=1, period=3600, key_kind="ip")
+    paths = {shorter: {"scope": "all"}, "/admin/login/": {"scope": "login"}}
+    settings.RATELIMITS = {**settings.RATELIMITS, "PATHS": paths}
+    assert [Client().get("/admin/login/").status_code for _ in range(2)] == [200, 429]
+    settings.RATELIMITS = {**settings.RATELIMITS, "PATHS": dict(reversed(paths.items()))}
+    assert Client().get("/admin/login/").status_code == 429
+    settings.RATELIMITS = {**settings.RATELIMITS, "PATHS": [shorter]}
+    assert Client().get("/admin/login/").status_code == 200
