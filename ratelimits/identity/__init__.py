@@ -9,11 +9,12 @@ from ratelimits.identity.requests import (
     identify,
     is_account,
     kinds_in_account,
-    with_account,
 )
+from ratelimits.identity.written import NO_CLIENT, with_account
 from ratelimits.naming import NotAName, name_of
 
 __all__ = [
+    "NO_CLIENT",
     "Identity",
     "NotAName",
     "aidentify",

@@ -25,7 +25,7 @@ from ratelimits.addresses.reading import LONGEST_ADDRESS, address_key
 from ratelimits.background.awaiting import awaited, is_awaitable
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
-from ratelimits.naming import NotAName, name_of, respelled, unwrapped
+from ratelimits.naming import NotAName, name_of, unwrapped
 
 logger = logging.getLogger(__name__)
 
@@ -248,41 +248,6 @@ def kinds_in_account(identity: Identity) -> tuple[str, ...]:
     if conf.ONE_ACCOUNT_PER_KEY:
         return ("user:", "api_key:")
     return ("user:",) if identity.user is not None and is_account(identity.user, identity) else ()
-
-
-def with_account(identity: Identity) -> Identity:
-    """Return an identity that was not read from a request, with the account that requests of its key have.
-
-    Raise ImproperlyConfigured if the identity must name its account itself, or if no request has one of its names.
-    """
-    for kind in ("user", "api_key", "account"):
-        key = getattr(identity, kind)
-        if key is not None:
-            _check_spelling(kind, key)
-    key = identity.user or identity.api_key
-    if identity.account is not None or key is None:
-        return identity
-    if conf.ACCOUNT is None:
-        return identity._replace(account=f"account:{key.removeprefix('user:')}")
-    if conf.ONE_ACCOUNT_PER_KEY:
-        raise ImproperlyConfigured(
-            f"The identity {key} has no account. With RATELIMITS['ONE_ACCOUNT_PER_KEY'], its limits are in the shard of"
-            " its account: write Identity(…, account='account:…')."
-        )
-    return identity
-
-
-@lru_cache(maxsize=8192)
-def _check_spelling(kind: str, key: str) -> None:
-    """Raise ImproperlyConfigured if no request can have a key."""
-    name = key.removeprefix(f"{kind}:")
-    right = respelled(name, of_account=kind == "account")
-    wanted = f"{kind}:{ledger_name(right)}" if kind == "account" else ledger_name(f"{kind}:{right}")
-    if key != wanted:
-        raise ImproperlyConfigured(
-            f"No request has the key {key!r}, since its text needs another spelling: write {wanted!r}. The function"
-            " ratelimits.identity.name_of returns the name of any user, API key or account."
-        )
 
 
 def is_account(key: str, identity: Identity) -> bool:

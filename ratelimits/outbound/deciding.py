@@ -24,7 +24,7 @@ from ratelimits.engine.decision import handed_over
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.transport.breaker import NodeUnavailable
 from ratelimits.engine.transport.connection import Interrupted
-from ratelimits.identity import Identity, kinds_in_account
+from ratelimits.identity import NO_CLIENT, Identity, kinds_in_account
 from ratelimits.logs import bounded
 from ratelimits.quota import checking, meters, without_decision
 from ratelimits.quota.answers import observing
@@ -42,7 +42,7 @@ logger = bounded(__name__)
 PAUSE = 1.0
 #: The identity of an outbound call if none is given: one caller for the whole project. A rule that counts per
 #: caller or per address then counts all these calls together.
-PROJECT = Identity(address="outbound")
+PROJECT = Identity(address=NO_CLIENT)
 #: Maximum number of permits that can wait under a rate given in code.
 _MAX_PLACES = 1_000_000
 

@@ -18,6 +18,7 @@ from ratelimits.engine.clock import clock
 from ratelimits.engine.keys import own_name
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity, with_account
+from ratelimits.models.keys import key_name
 from ratelimits.outbound import driving
 from ratelimits.outbound.deciding import PAUSE, PROJECT, DecideCall, Outbound, Turn, WaitTooLong, algorithm_from_rate
 from ratelimits.outbound.driving import AwaitRelease, Sleep
@@ -96,6 +97,8 @@ class permits:  # noqa: N801  (used like a function, as `contextlib.suppress` is
         if rate is not None and len(costs) > 1:
             raise ValueError("a rate given in code has one meter: give the cost as a number")
         algorithm = algorithm_from_rate(rate) if isinstance(rate, str) else rate
+        # Code writes view keys as people do: "header:X-Tenant=acme".
+        identity = identity._replace(view_keys=tuple(map(key_name, identity.view_keys)))
         self._outbound = Outbound(name, costs, algorithm, with_account(identity))
         self._max_wait = max_wait
         self._leased: Receipt | None = None

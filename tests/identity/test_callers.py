@@ -32,7 +32,8 @@ from ratelimits.engine.keys import ledger_name
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity, NotAName, aidentify, identify, name_of
 from ratelimits.models import Access
-from ratelimits.outbound import permits
+from ratelimits.models.keys import key_name
+from ratelimits.outbound import WaitTooLong, permits
 from ratelimits.quota import checking, process_totals
 from ratelimits.quota.operating import reset
 from ratelimits.status.facts import Fact, Level, facts
@@ -365,6 +366,45 @@ def test_calls_to_others_share_the_count_of_a_users_requests(hooks: Hooks) -> No
     hooks(ONE_ACCOUNT_PER_KEY=True, ACCOUNT=lambda request: "acme")
     with pytest.raises(ImproperlyConfigured, match="ONE_ACCOUNT_PER_KEY"):
         permits("mail", 1, identity=Identity(user="user:43"), max_wait=0)
+
+
+@pytest.mark.parametrize("who", [{"user": "user:43"}, {"api_key": "api_key:43"}])
+def test_without_account_a_call_to_others_can_name_no_other_account(hooks: Hooks, who: dict[str, str]) -> None:
+    hooks(SHARDS=64)
+    own = permits("mail", identity=Identity(**who))._outbound.identity
+    assert permits("mail", identity=own)._outbound.identity == own
+    with pytest.raises(ImproperlyConfigured, match="leave the account out"):
+        permits("mail", identity=Identity(**who, account="account:acme"))
+
+
+def test_calls_to_others_are_counted_by_a_view_key_as_people_write_it(hooks: Hooks) -> None:
+    hooks()
+    rule("mail", "fixed_window", **HOUR, capacity=2, key_kind="view_key", scope="mail", view_key="header:X-Tenant")
+    for text in ("header:X-Tenant=acme", key_name("header:x-tenant= acme")):
+        with permits("mail", identity=Identity(view_keys=(text,)), max_wait=0):
+            pass
+    with (
+        pytest.raises(WaitTooLong),
+        permits("mail", identity=Identity(view_keys=("header:X-Tenant=acme",)), max_wait=0),
+    ):
+        pass
+    for wrong in (("X-Tenant=acme",), "header:X-Tenant=acme"):
+        with pytest.raises(ImproperlyConfigured, match="is not the key of a view"):
+            permits("mail", identity=Identity(view_keys=wrong))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted"),
+    [
+        *(("203.0.113.9", "ip:203.0.113.9"), ("ip:2001:db8::1", "ip:2001:db8::/64"), ("ip:x", "ip:203.0.113.9")),
+        *(("ip:::ffff:203.0.113.8", "ip:203.0.113.8"), ("ip:203.0.113.0/24", "ip:203.0.113.9")),
+    ],
+)
+def test_calls_to_others_name_an_address_as_requests_do(written: str, wanted: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match=wanted):
+        permits("mail", identity=Identity(address=written))
+    for address in ("ip:203.0.113.9", "ip:2001:db8::/64", "ip:unknown", "outbound"):
+        permits("mail", identity=Identity(address=address))
 
 
 @pytest.mark.parametrize("text", ["abc:" + "x" * 300, "t:\0evil"])
