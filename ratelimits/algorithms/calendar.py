@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from calendar import monthrange
 from datetime import UTC, date, datetime, timedelta
-from functools import lru_cache
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from functools import cache, lru_cache
+from importlib.resources import files
+from zoneinfo import ZoneInfo
+
+import tzdata
 
 #: The units of the calendar.
 UNITS = ("hour", "day", "week", "month", "year")
@@ -20,23 +23,38 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: An hour in µs.
 _HOUR = 3_600_000_000
 _MICROSECOND = timedelta(microseconds=1)
-#: Maximum number of characters in the name of a time zone.
-_MAX_ZONE = 64
+#: Maximum number of characters of a wrong name that an error shows.
+_LONGEST_SHOWN = 64
 # The default anchor of every unit: this day is both a Monday and a 1 January.
 _DEFAULT_ANCHOR = datetime(2001, 1, 1)  # noqa: DTZ001 (a local time in any time zone)
 
 
+#: The version of the data about time zones from which all periods are calculated: that of the package `tzdata`.
+ZONES_VERSION: str = tzdata.__version__
+_DATA = files(tzdata)
+_NAMES = frozenset((_DATA / "zones").read_text(encoding="utf-8").split())
+
+
 def zone(name: str) -> ZoneInfo:
-    """Return the time zone with an IANA name. Raise ValueError if there is none with this name."""
+    """Return the time zone with an IANA name. Raise ValueError if there is none with this name.
+
+    The data come from the package `tzdata`. `ZoneInfo(name)` would read the data of the operating system, and then two
+    machines with different systems would calculate different billing periods.
+    """
     try:
-        # Python looks for the name as a module too, and a name with many dots or slashes would exceed its recursion.
-        if len(name) > _MAX_ZONE:
-            raise ValueError("too long")
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError, TypeError) as error:
+        return _read(name)
+    except (KeyError, TypeError) as error:  # A rule in a file can have a list here.
         shown = repr(name)
-        shown = shown if len(shown) <= _MAX_ZONE + 2 else f"{shown[:_MAX_ZONE]}…'"
+        shown = shown if len(shown) <= _LONGEST_SHOWN + 2 else f"{shown[:_LONGEST_SHOWN]}…'"
         raise ValueError(f"unknown time zone {shown}: use an IANA name such as 'UTC' or 'Europe/Paris'") from error
+
+
+@cache
+def _read(name: str) -> ZoneInfo:
+    if name not in _NAMES:
+        raise KeyError(name)
+    with (_DATA / "zoneinfo" / name).open("rb") as file:
+        return ZoneInfo.from_file(file, key=name)
 
 
 def parse_anchor(text: str) -> datetime:

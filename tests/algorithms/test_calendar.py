@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from importlib.resources import files
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
+from ratelimits.algorithms import calendar
 from ratelimits.algorithms.calendar import UNITS, boundaries, instant, parse_anchor, zone
 from tests.support.engine.asking import SECOND, ask, limit
 
 ZONES = ("Europe/Berlin", "America/New_York", "Asia/Kathmandu", "Australia/Lord_Howe", "UTC")
 HOUR = 3600 * SECOND
+
+
+def test_the_data_are_those_of_the_package_and_not_of_the_machine(tmp_path: Path) -> None:
+    """On this machine, the system says that Paris has the time of Tokyo."""
+    (tmp_path / "Europe").mkdir()
+    data = files("tzdata") / "zoneinfo" / "Asia" / "Tokyo"
+    (tmp_path / "Europe" / "Paris").write_bytes(data.read_bytes())
+    script = (
+        "import zoneinfo; from datetime import datetime, timedelta; from ratelimits.algorithms import calendar;"
+        "assert datetime(2026, 11, 1, tzinfo=zoneinfo.ZoneInfo('Europe/Paris')).utcoffset() == timedelta(hours=9);"
+        "print(calendar.boundaries('month', 'Europe/Paris', None, 1_793_534_400_000_000)[1])"
+    )
+    here = {**os.environ, "PYTHONTZPATH": str(tmp_path)}
+    printed = subprocess.run(
+        [sys.executable, "-c", script], env=here, capture_output=True, text=True, check=True
+    ).stdout
+    assert int(printed) == calendar.instant(datetime(2026, 10, 31, 23, tzinfo=UTC))
+
+
+@pytest.mark.parametrize("name", ["", "Mars", "../Paris", "europe/paris", "localtime", None, 7, [], {}])
+def test_what_is_no_zone_of_the_package_is_refused(name: Any) -> None:
+    with pytest.raises(ValueError, match="unknown time zone"):
+        calendar.zone(name)
 
 
 def at(text: str) -> int:
@@ -165,7 +195,7 @@ def test_a_moment_that_no_calendar_knows_is_refused(moment: int) -> None:
 
 
 def test_a_zone_and_an_anchor_are_read_as_they_are_written() -> None:
-    assert zone("Europe/Berlin") == ZoneInfo("Europe/Berlin")
+    assert zone("Europe/Berlin").key == "Europe/Berlin"
     assert parse_anchor("2026-01-31T06:00") == datetime(2026, 1, 31, 6)
     assert parse_anchor("2026-01-31") == datetime(2026, 1, 31)
 

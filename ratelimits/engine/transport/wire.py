@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from functools import partial
+from inspect import Parameter, signature
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -70,6 +71,9 @@ class Wire:
 
     def _open(self, pool: Any, timeout: float) -> None:
         self._pool = no_retry_pool(pool, timeout)
+        #: Before version 5.3, the pools of redis-py want the name of a command, which they do not use.
+        required = signature(self._pool.get_connection).parameters.get("command_name")
+        self._command_name = ("EVALSHA",) if required is not None and required.default is Parameter.empty else ()
         self._blocking = blocking_pool(self._pool)
         self._blocking_client = redis.Redis(connection_pool=self._blocking)
         #: The idle connections; None if the cache has a special pool, such as the pool of Sentinel. A special pool must
@@ -206,7 +210,7 @@ class Wire:
     def _take(self) -> tuple[Any, str]:
         """Return a connection of a special pool and the run of its server. Raise NotSent if no server answers."""
         try:
-            connection = self._pool.get_connection()
+            connection = self._pool.get_connection(*self._command_name)
         except (RedisError, OSError) as error:
             raise NotSent(str(error)) from error
         run = self._runs.get(connection)

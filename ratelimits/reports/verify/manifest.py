@@ -18,6 +18,7 @@ from typing import Any
 from django.db.models import Count, Max
 
 from ratelimits import signatures
+from ratelimits.algorithms import calendar
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment, ArchivedRange, Batch, KeptPeriod, PeriodUsage, Report, ShardState
 from ratelimits.progress import Progress
@@ -78,6 +79,7 @@ def build(using: str, month: str, progress: Progress | None = None) -> dict[str,
         "month": month,
         "written_at": datetime.now(UTC).isoformat(),
         "key_id": signatures.key_id(conf.SIGNING_KEY),
+        "time_zones": calendar.ZONES_VERSION,
         "shards": {str(state.shard): [state.position, state.head] for state in states},
         "open": _open(using, month),
         "unsettled": manifest_sections.unsettled(using, *month_window(month)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def test_it_has_each_report_and_the_month_s_totals() -> None:
     assert manifest["totals"] == report["totals"]
     assert manifest["open"] == []
     assert found(manifest) == []
+    assert manifest["time_zones"] == version("tzdata")
 
 
 def test_the_summary_of_a_verification_has_nouns_that_fit_their_numbers(tmp_path: Path) -> None:
