@@ -45,6 +45,9 @@ _LOOKS_LIKE_ANOTHER = re.compile(rf"[~=]|-\Z|user:|api_key:|{_LABEL}|[^:]{{0,15}
 _PK_LOOKS_LIKE_ANOTHER = re.compile("[~=]")
 #: Names that are digests (see `ledger_name` in engine/keys.py).
 _DIGEST = re.compile(r"(?:[^:]{0,15}:)?~[0-9a-f]{32}")
+#: Names of API keys that requests have: the numbers, UUIDs and digests that `name_of` makes if texts are secrets.
+_UUID = "-".join(f"[0-9a-f]{{{length}}}" for length in (8, 4, 4, 4, 12))
+_SECRET = re.compile(rf"(?:{_LABEL})?(?:-?[0-9]+|[0-9a-f]{{24}}|{_UUID})")
 _ROW = re.compile(f"=*{_LABEL}")
 _LABEL_PATTERN = re.compile(f"(?:{_LABEL})?")
 _ACCOUNT_PATTERN = re.compile(f"(?:user:|api_key:)?(?:{_LABEL})?")
@@ -116,6 +119,15 @@ def respelled(name: str, *, of_account: bool = False) -> str:
     text = name[len(prefix) :]
     another = _PK_LOOKS_LIKE_ANOTHER if "." in prefix else _LOOKS_LIKE_ANOTHER
     return name if _spelled(text_of(text), another) == text else prefix + _spelled(text, another)
+
+
+def without_secret(name: str) -> str:
+    """Return the name that requests have instead of a typed name of an API key: with its digest instead of its text."""
+    if _SECRET.fullmatch(name) or _DIGEST.fullmatch(name):
+        return name
+    start = _LABEL_PATTERN.match(name)
+    label = start[0] if start else ""
+    return label + digest(text_of(name[len(label) :]))
 
 
 def is_shown(text: str) -> bool:

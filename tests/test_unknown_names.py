@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
 
 import pytest
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Group, User
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 from django.utils.decorators import method_decorator
@@ -19,10 +20,14 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
 from ratelimits.decorators import limited
-from ratelimits.models import Account
+from ratelimits.engine.keys import ledger_name
+from ratelimits.identity import api_key_of
+from ratelimits.models import Access, Account
+from ratelimits.models.keys import spelled_key
 from ratelimits.throttling import QuotaThrottle
-from ratelimits.unknown_names import in_key, in_keys, in_rule
+from ratelimits.unknown_names import in_key, in_keys, in_row, in_rule
 from ratelimits.unknown_names.urlconf import ViewNames, named_by_views
+from tests.identity.conftest import Team
 
 
 class Search(APIView):
@@ -223,3 +228,24 @@ class TestKeys:
     @pytest.mark.parametrize("key", ["api_key:4", "ip:203.0.113.9"])
     def test_nothing_is_said_of_kinds_without_a_table(self, key: str) -> None:
         assert list(in_key(key)) == []
+
+    @pytest.mark.parametrize("secret", ["sk_live_9", "a key with spaces ", "user:5", "ключ"])
+    def test_an_api_key_with_its_secret_text_is_said_with_the_name_that_requests_have(self, secret: str) -> None:
+        counted = api_key_of(secret)
+        assert counted is not None
+        for typed in {f"api_key:{secret}", spelled_key(f"api_key:{secret}")}:
+            (said,) = in_key(typed)
+            assert f"write {counted}, and delete the row" in said
+            assert secret not in said
+        assert list(in_key(counted)) == []
+        block = Access.objects.create(target=f"api_key:{secret}", reason="abuse")
+        assert [*in_row(block)] == [said]
+
+    def test_nothing_is_said_of_api_keys_that_requests_can_have(self) -> None:
+        token = api_key_of(Team(pk="a" * 40))
+        assert token is not None
+        assert list(in_key(f"api_key:tests.team:{'a' * 40}")) != []
+        for value in (7, -7, uuid4(), "x" * 300, Group(pk=3)):
+            key = api_key_of(value)
+            assert key is not None
+            assert list(in_key(ledger_name(key))) == list(in_key(token)) == []

@@ -17,6 +17,7 @@ from ratelimits.models import Access, Account, KeyOverride, Plan, PlanMembership
 from ratelimits.models.fields import view_key_texts
 from ratelimits.models.fields.scopes import names_in, split_scope
 from ratelimits.models.users import accounts_without_rows, existing_users
+from ratelimits.naming import without_secret
 from ratelimits.unknown_names.urlconf import named_by_views
 
 _METHODS = frozenset(map(str.upper, View.http_method_names))
@@ -32,7 +33,7 @@ def in_row(row: Model) -> Iterator[str]:
             yield from in_rule("*", meter)
     elif isinstance(row, KeyOverride | PlanMembership):
         yield from in_key(row.key)
-    elif isinstance(row, Access) and view_key_texts.is_text(row.target):
+    elif isinstance(row, Access) and (view_key_texts.is_text(row.target) or row.target.startswith("api_key:")):
         yield from in_key(row.target)
 
 
@@ -93,7 +94,7 @@ def _in_view_keys(sources: set[str]) -> dict[str, str]:
 
 
 def in_key(key: str) -> Iterator[str]:
-    """Yield a sentence if a key names a user or account that does not exist, or a key that no view gives.
+    """Yield a sentence if a key names a user or account that does not exist, or a key that no request has.
 
     Other kinds of key are not checked.
     """
@@ -101,16 +102,20 @@ def in_key(key: str) -> Iterator[str]:
 
 
 def in_keys(keys: Iterable[str]) -> dict[str, str]:
-    """Return, by key, a sentence for each key that names a user or account that does not exist or that no view gives.
+    """Return, by key, a sentence for each key that names a user or account that does not exist or that no request has.
 
-    Other kinds of key are not checked. This takes a few queries for any number of keys.
+    The latter are keys that no view gives, and API keys with their secret text. Other kinds of key are not checked.
+    This takes a few queries for any number of keys.
     """
     source_of_key: dict[str, str] = {}
+    digests: dict[str, str] = {}
     named: dict[str, set[str]] = {"user": set(), "account": set()}
     for key in keys:
         kind, _colon, name = key.partition(":")
         if kind in named:
             named[kind].add(name)
+        elif kind == "api_key":
+            digests[key] = without_secret(name)
         elif view_key_texts.is_text(key):
             source_of_key[key] = key.partition("=")[0]
     accounts = set(Account.objects.filter(identifier__in=named["account"]).values_list("identifier", flat=True))
@@ -124,6 +129,13 @@ def in_keys(keys: Iterable[str]) -> dict[str, str]:
     }
     unknown = _in_view_keys({*source_of_key.values()})
     sentences = {key: unknown[source] for key, source in source_of_key.items() if source in unknown}
+    secret = _(
+        "A request has only the digest of an API key that is a text: write %(wanted)s, and delete the row with the text"
+        " itself."
+    )
+    sentences |= {
+        key: secret % {"wanted": f"api_key:{name}"} for key, name in digests.items() if key != f"api_key:{name}"
+    }
     for kind, names in named.items():
         for name in sorted(names - existing[kind]):
             key = f"{kind}:{name}"
