@@ -25,6 +25,7 @@ from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf, shown
 from ratelimits.engine.clock import clock
 from ratelimits.engine.keys import ledger_name
+from ratelimits.naming import spelled
 from ratelimits.quota import headers
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.throttling.by_rules import raise_refusal
@@ -264,7 +265,8 @@ def _limits(keys_and_rates: Iterable[_KeyAndRate]) -> Iterator[Limit]:
         # with the same cache key, the second rate and each further rate have their own counters.
         name = f"{key_and_rate.num_requests}/{key_and_rate.duration}" if key_and_rate.cache_key in cache_keys else ""
         cache_keys.add(key_and_rate.cache_key)
-        yield Limit(ledger_name(f"throttle:{key_and_rate.cache_key}"), algorithm, name)
+        # A client can choose the cache key, but it must not choose one that looks like the digest of a longer one.
+        yield Limit(ledger_name(f"throttle:{spelled(key_and_rate.cache_key)}"), algorithm, name)
 
 
 def _outcomes(answer: Answer, keys_and_rates: Sequence[_KeyAndRate]) -> _Outcomes:

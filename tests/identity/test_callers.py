@@ -369,7 +369,7 @@ def test_calls_to_others_share_the_count_of_a_users_requests(hooks: Hooks) -> No
 
 
 @pytest.mark.parametrize("who", [{"user": "user:43"}, {"api_key": "api_key:43"}])
-def test_without_account_a_call_to_others_can_name_no_other_account(hooks: Hooks, who: dict[str, str]) -> None:
+def test_without_account_a_call_to_others_can_name_no_other_account(hooks: Hooks, who: dict[str, Any]) -> None:
     hooks(SHARDS=64)
     own = permits("mail", identity=Identity(**who))._outbound.identity
     assert permits("mail", identity=own)._outbound.identity == own

@@ -28,6 +28,7 @@ from rest_framework.views import APIView
 
 from ratelimits.embedded import free_port
 from ratelimits.engine.counting import Count
+from ratelimits.engine.keys import ledger_name
 from ratelimits.testing import frozen_quota_clock, no_rate_limits
 from ratelimits.throttling import AnonRateThrottle, ScopedRateThrottle, SimpleRateThrottle, UserRateThrottle
 from tests.end_to_end.test_round_trips import commands_of_clients
@@ -251,6 +252,16 @@ class TestApi:
 
         assert statuses(view(Odd), 3) == [200, 200, 429]
         assert all(len(name) < 200 for name in redis_client.keys("*"))
+
+    def test_no_cache_key_is_the_digest_of_a_longer_one(self) -> None:
+        class Named(Burst):
+            def get_cache_key(self, request: Request, view: APIView) -> str:
+                return request.query_params["name"]
+
+        long = "x" * 300
+        digest = ledger_name(f"throttle:{long}").removeprefix("throttle:")
+        assert statuses(view(Named), 3, f"name={digest}") == [200, 200, 429]
+        assert statuses(view(Named), 3, f"name={long}") == [200, 200, 429]
 
     def test_the_pause_between_requests_is_told_after_an_admitted_one_too(self) -> None:
         throttle = Burst()
