@@ -36,6 +36,7 @@ from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
 from ratelimits.view_keys import AskedView, Key, awith_view_keys, with_view_keys
 
 _NO_OPTIONS: Mapping[str, Any] = {}
+_ATTRIBUTES = "throttle_scope", "throttle_cost", "throttle_key", "throttle_cost_bounds"
 GetResponse = Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest], Awaitable[HttpResponseBase]]
 
 
@@ -89,14 +90,13 @@ def limits_of(request: HttpRequest) -> ViewLimits | None:
         if _limits_itself(view, request) and not options.get("api_views"):
             return None
     # With `api_views`, the view perhaps limits the request once more, by its own attributes. So do not use them here.
-    attributes = None if options.get("api_views") else getattr(view, "view_class", view)
-    scope = getattr(attributes, "throttle_scope", None) or options.get("scope", "*")
-    cost = getattr(attributes, "throttle_cost", None)
+    own = None if options.get("api_views") else view
+    scope, cost, key, bounds = (_attribute(own, name) for name in _ATTRIBUTES)
+    scope = scope or options.get("scope", "*")
     cost = options.get("cost") if cost is None else cost
-    key, place = getattr(attributes, "throttle_key", None), "throttle_key"
+    place = "throttle_key"
     if not key:
         key, place = options.get("key"), f"RATELIMITS['PATHS'][{prefix!r}]['key']"
-    bounds = getattr(attributes, "throttle_cost_bounds", None)
     bounds = options.get("cost_bounds") if bounds is None else bounds
     costs = ONE_REQUEST if cost is None else costs_of(cost, request, bounds=bounds, arguments=arguments)
     return ViewLimits(scope if isinstance(scope, str) else scope_of(scope, view), costs, key, place, arguments, view)
@@ -116,6 +116,12 @@ def _forget_paths(*, setting: str, **kwargs: object) -> None:
 
 
 setting_changed.connect(_forget_paths)
+
+
+def _attribute(view: Any, name: str) -> Any:
+    """Return an attribute of a view: the value given to `as_view`, or else the one of its class or function."""
+    given: Mapping[str, Any] = getattr(view, "view_initkwargs", _NO_OPTIONS)
+    return given[name] if name in given else getattr(getattr(view, "view_class", view), name, None)
 
 
 def _limits_itself(view: Any, request: HttpRequest) -> bool:

@@ -12,8 +12,10 @@ from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
+from django.views import View
 
 from ratelimits.middleware import QuotaMiddleware
+from ratelimits.unknown_names import in_rule
 from tests.support.entry_points import begin_afresh
 from tests.support.rows import rule
 
@@ -28,7 +30,18 @@ async def apage(request: HttpRequest) -> HttpResponse:
     return HttpResponse(request.path)
 
 
-urlpatterns = [path("admin/login/", page), path("app/admin/login/", page)]
+class Configured(View):
+    throttle_scope = throttle_key = throttle_cost = None
+
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+
+urlpatterns = [
+    path("admin/login/", page),
+    path("app/admin/login/", page),
+    path("as-view/", Configured.as_view(throttle_scope="export", throttle_key="query:team")),
+]
 
 
 def at_script_name(settings: Any) -> Any:
@@ -78,3 +91,11 @@ def test_the_longest_path_decides_wherever_it_is_written(
     assert Client().get("/admin/login/").status_code == 429
     settings.RATELIMITS = {**settings.RATELIMITS, "PATHS": [shorter]}
     assert Client().get("/admin/login/").status_code == 200
+
+
+def test_what_as_view_is_given_is_what_the_middleware_uses(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin_afresh(monkeypatch)
+    settings.RATELIMITS = {**settings.RATELIMITS, "PATHS": ["/as-view/"]}
+    rule("few", "fixed_window", scope="export", capacity=1, period=3600, key_kind="view_key")
+    assert [Client().get(f"/as-view/?team={team}").status_code for team in "aba"] == [200, 200, 429]
+    assert list(in_rule("export", "requests", view_key="query:team")) == []

@@ -107,7 +107,8 @@ def _options_of_views(patterns: Iterable[URLPattern | URLResolver]) -> Iterator[
         view: Any = pattern.callback
         view_class = getattr(view, "cls", None) or getattr(view, "view_class", None)
         if view_class is not None:
-            options = getattr(view, "initkwargs", {})
+            # Django REST framework has another name for the values given to `as_view`.
+            options = getattr(view, "initkwargs", None) or getattr(view, "view_initkwargs", {})
             yield tuple(options.get(name, getattr(view_class, name, None)) for name in _ATTRIBUTES)
             throttles = options.get("throttle_classes", getattr(view_class, "throttle_classes", None)) or ()
             yield from ((None, None, getattr(one, "throttle_key", None)) for one in throttles)
