@@ -6,7 +6,7 @@ limit). The middleware also finishes requests that the throttle or the decorator
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, cast
 
@@ -105,9 +105,12 @@ def limits_of(request: HttpRequest) -> ViewLimits | None:
 @cache
 def _paths() -> list[tuple[str, Mapping[str, Any]]]:
     """Return the paths of RATELIMITS["PATHS"] with their options. A longer path is first, or it would never be used."""
-    paths = conf.PATHS
-    options = paths if isinstance(paths, dict) else dict.fromkeys(paths, _NO_OPTIONS)
-    return sorted(options.items(), key=lambda item: len(item[0]), reverse=True)
+    return sorted(paths_with_options(conf.PATHS), key=lambda item: len(item[0]), reverse=True)
+
+
+def paths_with_options(paths: Sequence[str] | Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return each path of a value of RATELIMITS["PATHS"], with its options."""
+    return list(paths.items()) if isinstance(paths, Mapping) else [(path, _NO_OPTIONS) for path in paths]
 
 
 def _forget_paths(*, setting: str, **kwargs: object) -> None:

@@ -11,10 +11,12 @@ from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
+from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
+from ratelimits.checks.paths import views_below
 from ratelimits.conf import conf, shown
-from ratelimits.middleware import QuotaMiddleware
+from ratelimits.middleware import QuotaMiddleware, paths_with_options
 from ratelimits.models import PeriodUsage, Rule
 from ratelimits.moving.views import FoundView, views
 from ratelimits.quota.answers.client_costs import check_bounds
@@ -116,6 +118,37 @@ def _without_rules(reason: str, rated: Mapping[str, bool], *, is_rated: bool, nu
             f" 'ratelimits.{number}' to SILENCED_SYSTEM_CHECKS.",
             id=f"ratelimits.{number}",
         )
+
+
+@checks.register("ratelimits")
+def check_api_views_of_paths(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Warn of views of DRF below PATHS that nothing limits: the middleware leaves them to their throttles."""
+    if _has_quota_throttle_by_default():
+        return []  # A view without this throttle then has its own throttle_classes, or W005 names it.
+    left, limited = set[int](), set[int]()
+    patterns = get_resolver().url_patterns if _paths() and getattr(settings, "ROOT_URLCONF", None) else []
+    for path, options in paths_with_options(_paths()) if patterns else ():
+        below = {id(pattern.callback) for pattern in views_below(patterns, path)}
+        (limited if options.get("api_views") else left).update(below)
+    names = [view.name for view in _views() if id(view.view) in left - limited and _has_no_limit(view)]
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    if not names:
+        return []
+    return [
+        checks.Warning(
+            "RATELIMITS['PATHS'] does not limit these views of Django REST framework:"
+            f" {', '.join(names[:_MAX_NAMES])}{more}.",
+            hint=f"Set REST_FRAMEWORK['DEFAULT_THROTTLE_CLASSES'] = ['{_THROTTLE}'], which knows the users and API keys"
+            " of these views; or give the path the option 'api_views', with which the middleware limits them before"
+            " they authenticate the caller. If they need no limit, add 'ratelimits.W014' to SILENCED_SYSTEM_CHECKS.",
+            id="ratelimits.W014",
+        )
+    ]
+
+
+def _has_no_limit(view: FoundView) -> bool:
+    # Only Django REST framework gives its views the attribute `cls`.
+    return hasattr(view.view, "cls") and not (_throttles(view) or _chooses_throttles(view) or _is_decorated(view))
 
 
 @checks.register("ratelimits")
@@ -242,9 +275,8 @@ def _paths() -> list[str] | dict[str, dict[str, Any]]:
         return []
 
 
-def _options_of_paths() -> list[dict[str, Any]]:
-    paths = _paths()
-    return list(paths.values()) if isinstance(paths, dict) else []
+def _options_of_paths() -> list[Mapping[str, Any]]:
+    return [options for _path, options in paths_with_options(_paths())]
 
 
 def _views() -> list[FoundView]:

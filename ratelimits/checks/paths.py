@@ -38,7 +38,7 @@ def check_paths(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
     if not paths:
         return []
     patterns = get_resolver().url_patterns
-    catch_alls = set(_views_below(patterns, _NOWHERE))
+    catch_alls = set(views_below(patterns, _NOWHERE))
     unknown = [path for path in paths if not _is_known(path, patterns, catch_alls)]
     if not unknown:
         return []
@@ -101,7 +101,7 @@ def _script_name() -> str:
 def _is_known(path: str, patterns: Sequence[Any], catch_alls: set[URLPattern]) -> bool:
     """Return whether a view, or a static file, has a URL that begins with a path."""
     script_name = _script_name()
-    views = set(_views_below(patterns, path))
+    views = set(views_below(patterns, path))
     if script_name and path.startswith(f"{script_name}/"):
         # A view for all paths also has this one, but no request does: Django takes the script name away.
         views -= catch_alls
@@ -122,7 +122,7 @@ def _languages(patterns: Iterable[Any]) -> list[str]:
     return [code for code, _name in settings.LANGUAGES] if is_translated else []
 
 
-def _views_below(patterns: Sequence[Any], path: str) -> Iterator[URLPattern]:
+def views_below(patterns: Sequence[Any], path: str) -> Iterator[URLPattern]:
     """Yield the views of which a URL begins with a path, in any language."""
     for language in _languages(patterns) or [settings.LANGUAGE_CODE]:
         yield from _views_in(patterns, path.removeprefix("/"), language)

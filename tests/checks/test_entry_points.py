@@ -114,7 +114,7 @@ def urlconf(*patterns: Any) -> str:
     ("changes", "decided"),
     [
         ({}, "names QuotaThrottle"),
-        ({"REST_FRAMEWORK": {}, "RATELIMITS": {**settings.RATELIMITS, "PATHS": ["/api/"]}}, "PATHS"),
+        ({"REST_FRAMEWORK": {}, "RATELIMITS": {**settings.RATELIMITS, "PATHS": ["/admin/"]}}, "PATHS"),
     ],
 )
 def test_requests_that_settings_have_decided_need_the_middleware(changes: dict[str, Any], decided: str) -> None:
@@ -239,6 +239,27 @@ def test_a_view_keeps_its_throttles_if_the_middleware_or_nothing_asks_for_rules(
     paths = {**settings.RATELIMITS, "PATHS": {"/kept/": {"api_views": True}}}
     assert messages(ROOT_URLCONF=urls, RATELIMITS=paths) == []
     assert messages(ROOT_URLCONF=urls, REST_FRAMEWORK={}) == []
+
+
+def test_views_of_an_api_that_no_path_and_no_throttle_limits_are_named() -> None:
+    urls = urlconf(
+        path("api/free/", Free.as_view()),
+        path("api/kept/", Kept.as_view()),
+        path("api/decorated/", limited()(Decorated.as_view())),
+        path("api/login/", Free.as_view()),
+        path("page/", Free.as_view()),
+    )
+
+    def of(paths: Any, **changes: Any) -> list[checks.CheckMessage]:
+        return messages(ROOT_URLCONF=urls, RATELIMITS={**settings.RATELIMITS, "PATHS": paths}, **changes)
+
+    (warning,) = of(["/api/"], REST_FRAMEWORK={})
+    assert warning.id == "ratelimits.W014"
+    assert warning.msg.endswith(f"of Django REST framework: {__name__}.Free, {__name__}.Free.")
+    (warning,) = of({"/api/": {}, "/api/login/": {"api_views": True}}, REST_FRAMEWORK={})
+    assert warning.msg.endswith(f"of Django REST framework: {__name__}.Free.")
+    assert of({"/api/": {"api_views": True}}, REST_FRAMEWORK={}) == of([], REST_FRAMEWORK={}) == []
+    assert "ratelimits.W014" not in {one.id for one in of(["/api/"])}
 
 
 @pytest.fixture
