@@ -4,12 +4,14 @@ import io
 import time
 
 import pytest
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 
-from ratelimits.models import KeyTotal, Line, RuleTotal, ShardState
+from ratelimits.management.commands import ratelimits_drain
+from ratelimits.models import KeyTotal, Line, PeriodUsage, RuleTotal, ShardState
 from ratelimits.models.status.totals import DAY, FIVE_DAYS, HOUR, QUARTER, SIX_HOURS
 from ratelimits.usage import crash, span_totals
 from ratelimits.usage.drain import drain
+from ratelimits.usage.fence import NotFencedError
 from ratelimits.usage.retention.compact import compact
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
@@ -116,6 +118,29 @@ def test_totals_are_made_again_from_the_lines_that_were_tallied() -> None:
         check_span_totals()  # the newest batch waits for its tally, which adds it
     assert waiting.tallied == 1
     tally()
+    check_span_totals()
+
+
+def test_a_drain_by_the_command_is_in_the_totals() -> None:
+    use_some()
+    seal()
+    call_command("ratelimits_drain", stdout=io.StringIO())
+    assert KeyTotal.objects.exists()
+    assert PeriodUsage.objects.exists()
+    check_span_totals()
+
+
+def test_a_command_that_fails_adds_what_is_drained_to_the_totals(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_some()
+    seal()
+    drain()
+
+    def fail(**_options: object) -> None:
+        raise NotFencedError("the server has no append-only file")
+
+    monkeypatch.setattr(ratelimits_drain, "drain", fail)
+    with pytest.raises(CommandError, match="no append-only file"):
+        call_command("ratelimits_drain", stdout=io.StringIO())
     check_span_totals()
 
 

@@ -41,6 +41,10 @@ class Command(ExplainedCommand):
             raise CommandError(str(error)) from error
         except RedisError as error:
             raise CommandError(f"Redis does not answer: {error}") from error
+        finally:
+            # Also after an error: perhaps only one shard had the error, and the other shards were drained.
+            with shown(self) as progress:
+                tally(progress, wait=True)
         batches, lines = plural(drained.batches, "batch", "batches"), plural(drained.lines, "line")
         self.stdout.write(f"Drained {batches}, {lines} (appendfsync {drained.fsync}).")
         # Name only the outcomes that a person may have to look into.
@@ -49,6 +53,5 @@ class Command(ExplainedCommand):
                 self.stdout.write(self.style.WARNING(f"{outcome.name.lower()}: {count}"))
         if options["rebuild_totals"]:
             with shown(self) as progress:
-                tally(progress, wait=True)
                 span_totals.rebuild(conf.DATABASE, int(time.time()), progress)
             self.stdout.write("The totals of the status page were computed again.")
