@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.db import OperationalError, connection
 
 from ratelimits.identity import Identity
@@ -177,14 +180,15 @@ def test_the_oldest_rows_are_deleted_above_the_maximum(settings: Any) -> None:
     assert RecordedRequest.objects.order_by("pk").values_list("account", flat=True)[0] == "account:number 2"
 
 
-def test_the_periodic_task_deletes_old_rows(settings: Any) -> None:
+@pytest.mark.parametrize("compacts", [compact, partial(call_command, "ratelimits_compact", stdout=io.StringIO())])
+def test_the_periodic_task_and_the_command_delete_old_rows(settings: Any, compacts: Callable[[], object]) -> None:
     on(settings, RECORD_SECONDS=3_600)
     now = time.time_ns() // 1000
     ages = {"older": 3_700, "newer": 3_500}
     trace.write(
         [(now - age * SECOND, Identity(user=name), "*", "", {"requests": 1}, False) for name, age in ages.items()]
     )
-    compact()
+    compacts()
     assert list(RecordedRequest.objects.values_list("user", flat=True)) == ["newer"]
     settings.RATELIMITS = {**settings.RATELIMITS, "RECORD_ROWS": 1}
     trace.write([(now, WHO, "*", "", {"requests": 1}, False)])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import threading
 import time
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
 from django.db import connection
 from django.test import override_settings
 
@@ -132,6 +134,13 @@ def test_old_totals_of_what_was_admitted_are_added_up_over_processes() -> None:
     assert totals.fold(BIN + 2 * 86_400) == 0
     assert {row for row in written() if row[1] == "admitted"} == {("", "admitted", 6, 60)}
     assert ProcessTotal.objects.filter(kind="unanswered").count() == 3
+
+
+def test_the_command_that_compacts_adds_up_old_totals_of_processes() -> None:
+    for process in ("p1", "p2"):
+        totals.write(process, {total(start=BIN - 400 * 86_400): (2, 20)})
+    call_command("ratelimits_compact", stdout=io.StringIO())
+    assert written() == {("", "admitted", 4, 40)}
 
 
 def test_only_what_has_grown_is_written_again(django_assert_num_queries: Callable[[int], Any]) -> None:

@@ -104,6 +104,16 @@ def test_totals_of_spans_that_are_no_longer_shown_are_deleted_and_not_made_again
     assert not RuleTotal.objects.exists()
 
 
+def test_the_command_that_compacts_deletes_these_totals_too() -> None:
+    use(now=None)
+    flow()
+    KeyTotal.objects.update(start=NOW - 400 * DAY)
+    RuleTotal.objects.update(start=NOW - 400 * DAY)
+    call_command("ratelimits_compact", stdout=io.StringIO())
+    assert not KeyTotal.objects.exists()
+    assert not RuleTotal.objects.exists()
+
+
 def test_totals_are_made_again_from_the_lines_that_were_tallied() -> None:
     use_some()
     flow()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -11,15 +12,17 @@ from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import plural
 from ratelimits.management.progress import shown
 from ratelimits.models import Report
+from ratelimits.recording import trace
 from ratelimits.reports.closing.close import mark_ends
 from ratelimits.simulate import clean
+from ratelimits.usage import process_totals, span_totals
 from ratelimits.usage.retention.compact import compact
 
 
 class Command(ExplainedCommand):
     help = (
         "Joins the batches of past hours in the ledger. In a joined batch, a key has only one line for each meter, rule"
-        " and 15 minutes."
+        " and 15 minutes. Also deletes recorded requests and totals that are too old."
     )
     examples = ("",)
 
@@ -33,11 +36,15 @@ class Command(ExplainedCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
+        # Recorded requests can be personal data. So delete them even if the work below fails.
+        trace.expire(time.time())
         if options["mark"]:
             reports = Report.objects.using(conf.DATABASE).order_by().values_list("chain", flat=True)
             mark_ends(conf.DATABASE, reports.iterator())
         with shown(self) as progress:
             joined = list(compact(progress))
+        process_totals.fold(int(time.time()))
+        span_totals.expire(conf.DATABASE, int(time.time()))
         before, after = sum(batch.lines_before for batch in joined), sum(batch.lines for batch in joined)
         batches = sum(batch.batches for batch in joined)
         joined_batches, lines = plural(batches, "batch", "batches"), plural(before, "line")
