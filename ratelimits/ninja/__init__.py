@@ -95,10 +95,13 @@ def _with_response(operation: Callable[..., Any]) -> tuple[inspect.Signature, st
 def _write_headers(answer: Answer, values: dict[str, Any], response_name: str) -> None:
     """Add the RateLimit fields to the response whose headers an operation can set.
 
-    `values` are the arguments. If the operation itself takes no response, remove the response from `values`.
+    `values` are the arguments. If the operation itself takes no response, remove the response from `values`. With
+    `add_decorator`, django-ninja passes no response, since it has read the signature before. Then the middleware adds
+    the fields.
     """
-    response = values.pop(response_name) if response_name == _RESPONSE else values[response_name]
-    with_headers(response, answer)
+    response = values.pop(response_name, None) if response_name == _RESPONSE else values[response_name]
+    if response is not None:
+        with_headers(response, answer)
 
 
 def _with_headers(result: Any, answer: Answer) -> Any:

@@ -94,7 +94,23 @@ def free(request: HttpRequest) -> str:
     return "free"
 
 
-urlpatterns = [path("api/", api.urls)]
+whole = NinjaAPI(urls_namespace="whole", docs_url=None)
+
+
+@whole.get("/sync")
+def of_whole(request: HttpRequest) -> str:
+    return "sync"
+
+
+@whole.get("/async")
+async def aof_whole(request: HttpRequest, response: HttpResponse) -> str:
+    return "async"
+
+
+if hasattr(whole, "add_decorator"):  # since django-ninja 1.5
+    whole.add_decorator(limited("whole"))
+
+urlpatterns = [path("api/", api.urls), path("whole/", whole.urls)]
 
 
 @pytest.fixture(autouse=True)
@@ -121,6 +137,16 @@ def test_an_operation_is_limited_with_its_headers(name: str, server: str) -> Non
     assert third["Content-Type"] == "application/problem+json"
     assert third.json()["violated-policies"] == ["burst"]
     assert int(third["Retry-After"]) > 0
+
+
+@pytest.mark.skipif(not hasattr(NinjaAPI, "add_decorator"), reason="this version has no decorators of a whole API")
+@pytest.mark.parametrize("name", ["sync", "async"])
+def test_all_operations_of_an_api_can_have_the_decorator(name: str) -> None:
+    rule("burst", "fixed_window", scope="whole", capacity=1, period=3600)
+    admitted, refused = Client().get(f"/whole/{name}"), Client().get(f"/whole/{name}")
+    assert (admitted.status_code, admitted.json()) == (200, name)
+    assert admitted["RateLimit"].startswith('"burst";r=0;t=')
+    assert (refused.status_code, refused["Content-Type"]) == (429, "application/problem+json")
 
 
 def test_only_a_request_that_is_authenticated_and_valid_is_charged(redis_client: RawRedis) -> None:
@@ -178,7 +204,8 @@ def test_an_operation_without_the_decorator_is_not_limited() -> None:
 
 def test_the_scopes_of_operations_are_known(settings: Any) -> None:
     settings.ROOT_URLCONF = "tests.ninja.test_operations"
-    assert named_by_views().scopes == frozenset({"*", "notes", "mine", "plain", "chosen"})
+    of_whole_api = {"whole"} if hasattr(NinjaAPI, "add_decorator") else set()
+    assert named_by_views().scopes == frozenset({"*", "notes", "mine", "plain", "chosen"}) | of_whole_api
 
 
 def test_the_snippet_of_the_page_runs() -> None:
