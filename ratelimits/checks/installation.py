@@ -75,7 +75,8 @@ def check_test_runner(app_configs: Sequence[AppConfig] | None, **kwargs: Any) ->
     return [
         checks.Warning(
             "The command `test` runs, but TEST_RUNNER does not tell ratelimits. So the app works as in production: it"
-            " does not see rules that a TestCase adds, and all tests share the Redis keys of the settings.",
+            " counts the requests of the tests as usage in the Redis database of the settings, from where they reach"
+            " the bill, and does not see rules that a TestCase adds.",
             hint="Write TEST_RUNNER = 'ratelimits.testing.runner.QuotaTestRunner', or add QuotaTestRunnerMixin of this"
             " module to your own runner.",
             id="ratelimits.W012",
