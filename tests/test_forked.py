@@ -82,3 +82,36 @@ def test_what_it_does_at_its_end_is_done(tmp_path: Path) -> None:
 def test_other_programs_are_not_forked() -> None:
     with pytest.raises(AssertionError):
         forked.run(["/bin/true"])
+
+
+@pytest.mark.parametrize("how", ["-m", "-c", "a script"])
+def test_it_imports_the_app_that_a_new_interpreter_would(how: str, tmp_path: Path) -> None:
+    text = "import ratelimits.engine; print(ratelimits.engine.__file__)"
+    (tmp_path / "shown.py").write_text(text)
+    (tmp_path / "copy" / "ratelimits").mkdir(parents=True)
+    for name in ("__init__", "engine"):
+        (tmp_path / "copy" / "ratelimits" / f"{name}.py").write_text("")
+    arguments = {"-m": ["-m", "shown"], "-c": ["-c", text], "a script": ["shown.py"]}[how]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    for places in (f"{tmp_path / 'copy'}:{forked.ROOT}", f"{forked.ROOT}:{tmp_path / 'copy'}", ""):
+        more: dict[str, Any] = {"cwd": tmp_path, "env": {**kept, "PYTHONPATH": places}, "capture_output": True}
+        forks = forked.run([sys.executable, *arguments], text=True, **more)
+        new = subprocess.run([sys.executable, *arguments], text=True, check=False, **more)
+        assert (forks.returncode, forks.stdout) == (new.returncode, new.stdout)
+        assert ("copy" in new.stdout) == places.startswith(str(tmp_path))
+
+
+def test_files_that_it_leaves_open_are_written_and_named(tmp_path: Path) -> None:
+    text = f"left = open({str(tmp_path / 'left')!r}, 'w'); left.write('all of it')"
+    named = forked.run([sys.executable, "-W", "default", "-c", text], capture_output=True, text=True).stderr
+    assert (tmp_path / "left").read_text() == "all of it"
+    assert "ResourceWarning: unclosed file" in named
+
+
+def test_it_ends_as_a_new_interpreter_would() -> None:
+    for text in ("raise SystemExit('why')", "raise SystemExit(258)", "raise SystemExit(None)", "raise SystemExit(-1)"):
+        forks, new = (
+            run([sys.executable, "-c", text], capture_output=True, text=True) for run in (forked.run, subprocess.run)
+        )
+        assert (forks.returncode, forks.stderr) == (new.returncode, new.stderr)
+    assert forked.run([sys.executable, "-c", "raise KeyboardInterrupt"], stderr=subprocess.PIPE).returncode == -2

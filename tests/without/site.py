@@ -64,7 +64,7 @@ import sys
 
 HIDDEN = {packages!r}
 for name in list(sys.modules):
-    if name.partition(".")[0] in HIDDEN:
+    if name.partition(".")[0] in (*HIDDEN, "ratelimits"):
         del sys.modules[name]
 
 
