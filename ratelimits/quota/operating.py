@@ -66,6 +66,11 @@ def identity_of(key: str, account: str = "") -> Identity:
     if account not in ("", NO_ACCOUNT):
         validate_account(account)
     owner = account or _account_of(key)
+    own = _account_of(key) if kind == "user" and conf.ACCOUNT is None else owner
+    if owner != own:
+        # The limits of the user are in the shard of the own account. In any other shard they would look unused.
+        text = _("The account of %(key)s is %(account)s, and no request has another one: name no account.")
+        raise NothingDoneError(text % {"key": key, "account": own})
     payer = f"account:{owner}" if owner != NO_ACCOUNT else None
     return Identity(user=key, account=payer) if kind == "user" else Identity(api_key=key, account=payer)
 

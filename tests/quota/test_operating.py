@@ -19,7 +19,7 @@ from ratelimits.models import Access, Account, KeyOverride, KeyReset, KeyTotal, 
 from ratelimits.models.keys import key_name
 from ratelimits.models.status.totals import DAY, SUMS, newest_days
 from ratelimits.quota import access, checking, from_memory
-from ratelimits.quota.operating import NothingDoneError, identity_of
+from ratelimits.quota.operating import NothingDoneError, identity_of, reset
 from ratelimits.rules.grants import grant, planned
 from tests.support.entry_points import Clock, away, begin_afresh
 from tests.support.rows import rule
@@ -137,6 +137,15 @@ class TestShowAndReset:
         used_by("user:2", "acme", "beta")
         with pytest.raises(NothingDoneError, match="acme, beta"):
             identity_of("user:2")
+
+    @pytest.mark.parametrize("account", ["7", "-", "user:1"])
+    def test_a_user_who_is_the_account_has_no_other_account(self, account: str, settings: Any) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": None}
+        rule("day", "fixed_window", capacity=2, period=86_400, key_kind="user")
+        assert identity_of("user:1", "1") == identity_of("user:1")
+        with pytest.raises(NothingDoneError, match=r"The account of user:1 is 1, .* name no account"):
+            reset("user:1", "day", "a mistake", account=account)
+        assert not KeyReset.objects.exists()
 
 
 class TestTheKey:

@@ -57,6 +57,12 @@ def clock(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Clock:
     return begin_afresh(monkeypatch)
 
 
+@pytest.fixture
+def paying(settings: Any) -> None:
+    """Let users pay not for themselves, but for an account."""
+    settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": lambda request: "acme"}
+
+
 def user_with(*permissions: str) -> Client:
     user = User.objects.create(username=f"user{User.objects.count()}", is_staff=True)
     user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
@@ -102,6 +108,7 @@ def text(page: str) -> str:
 
 
 class TestRules:
+    @pytest.mark.usefixtures("paying")
     def test_each_rule_says_why_it_applies_and_what_is_left(self, admin_client: Client) -> None:
         pro, gold = (Plan.objects.create(name=name, slug=name) for name in ("pro", "gold"))
         account = Account.objects.create(identifier="acme", plan=pro)
@@ -166,6 +173,7 @@ class TestRules:
         assert "the failure policy of the rule decides: deny" in said
         assert " off 100 requests" not in said
 
+    @pytest.mark.usefixtures("paying")
     def test_the_page_of_an_api_key_leads_to_rules_that_count_its_user_or_account(self, admin_client: Client) -> None:
         row = rule("burst", "fixed_window", key_kind="user")
         page = html(admin_client, "api_key:9", account="acme")
@@ -260,6 +268,7 @@ class TestRefusals:
         assert "Refusals by rules are not known for a key without an account." in said
         assert "Nothing was refused" not in said
 
+    @pytest.mark.usefixtures("paying")
     def test_a_rule_that_was_edited_in_the_span_has_its_numbers_of_before_and_its_plan_of_then(
         self, admin_client: Client
     ) -> None:
@@ -281,6 +290,7 @@ class TestRefusals:
         assert f"refused by burst: {after} " in said
         assert f"{after} (plan free)" not in said
 
+    @pytest.mark.usefixtures("paying")
     def test_the_meters_and_keys_of_a_rule_are_one_line_and_recorded_requests_have_their_moments(
         self, admin_client: Client
     ) -> None:
@@ -307,6 +317,7 @@ class TestRefusals:
         assert "Single requests are not recorded" not in said
         assert "elsewhere" in text(html(admin_client, "account:acme"))
 
+    @pytest.mark.usefixtures("paying")
     def test_the_refusals_of_a_moment_come_first_and_say_which_span_they_are_of(
         self, admin_client: Client, settings: Any
     ) -> None:
