@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
@@ -43,6 +44,7 @@ def limited(
         check_key(key)
         check_bounds(cost_bounds, f"{view_name(operation)}, the argument `cost_bounds` of `limited`")
         signature, response_name = _with_response(operation)
+        _check_fields(operation, signature, key, cost)
 
         @functools.wraps(operation)
         def sync_operation(request: HttpRequest, **values: Any) -> Any:
@@ -90,6 +92,28 @@ def _with_response(operation: Callable[..., Any]) -> tuple[inspect.Signature, st
     # Python allows no argument after **kwargs.
     parameters = sorted([*signature.parameters.values(), response], key=lambda parameter: parameter.kind)
     return signature.replace(parameters=parameters), _RESPONSE
+
+
+def _check_fields(operation: object, signature: inspect.Signature, key: Key | None, cost: AnyCost) -> None:
+    """Raise ImproperlyConfigured if a key or a cost is a field of a form, but the operation reads no form.
+
+    django-ninja reads any other body as JSON, whatever its content type is. So a client could send one text that is a
+    form for this app and JSON for the operation, with two values of the field.
+    """
+    keys = key if isinstance(key, (list, tuple)) else [key]
+    costs = cost.values() if isinstance(cost, Mapping) else [cost]
+    fields = [one for one in (*keys, *costs) if isinstance(one, str) and one.strip().startswith("field:")]
+    marks = [
+        mark
+        for parameter in signature.parameters.values()
+        for mark in (parameter.default, *getattr(parameter.annotation, "__metadata__", ()))
+    ]
+    if fields and not any(type(mark).__name__ == "Form" for mark in marks):
+        raise ImproperlyConfigured(
+            f"{view_name(operation)}: {fields[0]!r} is a field of a form, but this operation has no argument with Form"
+            " of django-ninja, so it reads its body as JSON. Write a function of the request instead, such as"
+            " `lambda request: json.loads(request.body)['email']`."
+        )
 
 
 def _write_headers(answer: Answer, values: dict[str, Any], response_name: str) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
-from ninja import NinjaAPI, Schema
+from ninja import Form, NinjaAPI, Schema
 from ninja.security import APIKeyHeader
 
 from ratelimits.ninja import limited
@@ -42,6 +44,12 @@ api = NinjaAPI(urls_namespace="limited", docs_url=None)
 @api.post("/notes", response=Note)
 @limited("notes")
 def notes(request: HttpRequest, note: Note) -> dict[str, str]:
+    return {"text": note.text}
+
+
+@api.post("/by-text", response=Note)
+@limited("by-text", key=lambda request: json.loads(request.body)["text"])
+def by_text(request: HttpRequest, note: Note) -> dict[str, str]:
     return {"text": note.text}
 
 
@@ -205,7 +213,7 @@ def test_an_operation_without_the_decorator_is_not_limited() -> None:
 def test_the_scopes_of_operations_are_known(settings: Any) -> None:
     settings.ROOT_URLCONF = "tests.ninja.test_operations"
     of_whole_api = {"whole"} if hasattr(NinjaAPI, "add_decorator") else set()
-    assert named_by_views().scopes == frozenset({"*", "notes", "mine", "plain", "chosen"}) | of_whole_api
+    assert named_by_views().scopes == frozenset({"*", "notes", "by-text", "mine", "plain", "chosen"}) | of_whole_api
 
 
 def test_the_snippet_of_the_page_runs() -> None:
@@ -215,3 +223,35 @@ def test_the_snippet_of_the_page_runs() -> None:
     exec(snippet, names)
     assert names["search"].ratelimits == ("search", {"requests": 1, "tokens": 5}, None)
     assert "/api/search" in names["api"].get_openapi_schema(path_prefix="/api/")["paths"]
+
+
+def _of_json(request: HttpRequest, note: Note) -> str:
+    return note.text
+
+
+def _of_form(request: HttpRequest, note: Form[Note]) -> str:
+    return note.text
+
+
+def _of_field(request: HttpRequest, text: str = Form(...)) -> str:
+    return text
+
+
+@pytest.mark.parametrize(
+    "options", [{"key": "field:text"}, {"key": ["header:X", "field:text|lower"]}, {"cost": {"tokens": "field:text"}}]
+)
+def test_a_field_of_a_form_is_refused_if_the_operation_reads_json(options: dict[str, Any]) -> None:
+    """A client could send one text that is JSON for the operation and a form, with another value, for the limit."""
+    bounds = {"tokens": (1, 9)}
+    for operation in (_of_form, _of_field):
+        limited("notes", cost_bounds=bounds, **options)(operation)
+    with pytest.raises(ImproperlyConfigured, match=r"_of_json: 'field:text.*so it reads its body as JSON"):
+        limited("notes", cost_bounds=bounds, **options)(_of_json)
+
+
+def test_a_function_reads_the_body_that_the_operation_reads() -> None:
+    rule("each", "fixed_window", scope="by-text", capacity=1, period=3600, key_kind="view_key")
+    smuggled = [json.dumps({"x": f"&text={number}&", "text": "one"}) for number in range(2)]
+    for body, status in ((smuggled[0], 200), (smuggled[1], 429), ('{"text": "two"}', 200)):
+        answer = Client().post("/api/by-text", body, content_type="application/x-www-form-urlencoded")
+        assert answer.status_code == status
