@@ -233,7 +233,7 @@ def _of_form(request: HttpRequest, note: Form[Note]) -> str:
     return note.text
 
 
-def _of_field(request: HttpRequest, text: str = Form(...)) -> str:
+def _of_field(request: HttpRequest, text: str = Form(...)) -> str:  # type: ignore[type-arg]
     return text
 
 
