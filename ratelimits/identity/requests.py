@@ -179,9 +179,14 @@ def api_key_of(auth: Any) -> str | None:
     """Return the API key for `request.auth`; None if the request has no API key.
 
     A text can be a secret, and so can the primary key of a row: that of DRF's `Token` is. So their names are digests.
-    Raise NotAName if `auth` is no name, such as the claims of a JWT.
+    An anonymous user is no API key. Raise NotAName if `auth` is no name, such as the claims of a JWT.
     """
-    name = name_of(auth, secret=True)
+    try:
+        name = name_of(auth, secret=True)
+    except NotAName:
+        if getattr(auth, "is_authenticated", None) is False:
+            return None
+        raise
     return None if name is None else f"api_key:{name}"
 
 

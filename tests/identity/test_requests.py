@@ -56,6 +56,14 @@ class TestApiKeys:
     def test_a_row_is_its_model_and_its_number(self) -> None:
         assert api_key_of(ApiKey(pk=7)) == "api_key:project.apikey:7"
 
+    def test_an_anonymous_user_is_no_key(self) -> None:
+        # Wagtail's API has it as the result of the authentication of a request without a token.
+        assert api_key_of(AnonymousUser()) is None
+        assert api_key_of(SimpleLazyObject(AnonymousUser)) is None
+        made = request()
+        made.auth = AnonymousUser()
+        assert identify(made).unreadable == ()
+
     def test_a_row_whose_key_is_its_secret_is_a_digest(self) -> None:
         token = Token(key="9944b09199c62bcf9418ad846dd0e4bbdfc6ee4b")
         assert api_key_of(token) == f"api_key:tests.token:{digest(token.key)}"
