@@ -322,6 +322,15 @@ class TestBlocks:
         assert "not counted as usage and not billed" in text(page)
         assert "Your own requests" not in text(page)
 
+    def test_whoever_would_lock_themselves_out_of_the_admin_is_warned(self, settings: Any) -> None:
+        client = user_with("operate")
+        assert "You can still use these admin pages." in text(client.post(BLOCK, typed_block(target="127.0.0.0/8")))
+        settings.RATELIMITS = {**settings.RATELIMITS, "PATHS": {"/files/": {}, "/": {"cost": 0}}}
+        page, _response = confirmed(client, BLOCK, typed_block(target="127.0.0.0/8"))
+        assert "You then cannot use these admin pages either." in text(page)
+        assert "You can still use" not in text(page)
+        assert client.get(BLOCKS).status_code == 403
+
     def test_a_key_that_nobody_has_is_warned_of_before_the_confirmation(self) -> None:
         client = user_with("operate")
         Account.objects.create(identifier="acme-1")

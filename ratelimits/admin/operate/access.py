@@ -236,7 +236,14 @@ def consequences(request: HttpRequest, row: Access, names: Sequence[str] = ()) -
     # Also warn if the block begins later. For this, a copy of the block gets the start 0, and is looked up at the
     # moment 0.
     if blocks and AccessIndex([of_model(row)._replace(valid_from=0)]).find(identify(request), 0) is not None:
-        warnings.append(_("This also blocks your own requests to the API. You can still use these admin pages."))
+        warnings.append(
+            _(
+                "This also blocks your own requests. You then cannot use these admin pages either. The command"
+                " ratelimits_key unblock ends the block."
+            )
+            if request.path_info.startswith(tuple(conf.PATHS))
+            else _("This also blocks your own requests to the API. You can still use these admin pages.")
+        )
     sentences.append(_("Reason: %s") % row.reason)
     if blocks and row.message:
         sentences.append(_("Blocked clients read: %s") % row.message)
