@@ -61,7 +61,7 @@ class TestApiKeys:
         assert api_key_of(AnonymousUser()) is None
         assert api_key_of(SimpleLazyObject(AnonymousUser)) is None
         made = request()
-        made.auth = AnonymousUser()
+        made.auth = AnonymousUser()  # type: ignore[attr-defined]
         assert identify(made).unreadable == ()
 
     def test_a_row_whose_key_is_its_secret_is_a_digest(self) -> None:
