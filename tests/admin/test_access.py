@@ -371,6 +371,7 @@ ACTIONS: dict[tuple[str, str], tuple[Test, bool]] = {
     **{("Rule", name): (may("change"), True) for name in ("enforce", "shadow", "switch_off")},
     **{("QuarantinedBatch", name): (may("resolve"), True) for name in ("accept", "discard")},
     ("AlertDelivery", "again"): (may("change"), True),
+    ("DurabilityGap", "acknowledge"): (may("acknowledge"), True),
     ("Report", "verify"): (see, False),
     ("Adjustment", "finalise"): (see, False),  # and may finalise: tests/admin/test_open_periods.py
     **{("Adjustment", name): (may("change"), True) for name in ("approve", "refuse")},
@@ -396,7 +397,7 @@ def test_an_action_is_for_those_who_may(model: type[models.Model], name: str) ->
         if name in ("approve", "refuse"):
             model._default_manager.filter(pk=row.pk).update(approval="waiting")
         before = state()
-        values = {"action": name, "_selected_action": [row.pk], "post": "yes"}
+        values = {"action": name, "_selected_action": [row.pk], "post": "yes", "reason": "seen"}
         response = client.post(address(model, "changelist", row), values, follow=see(held))
         expected = both(see, test)(held)
         assert response.status_code == (200 if see(held) else 403), sorted(held)

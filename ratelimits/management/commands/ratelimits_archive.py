@@ -19,7 +19,8 @@ def _months_ago(months: int) -> str:
     """Return the month that was `months` months ago, such as "2026-01". Raise ValueError if `months` is below 1."""
     if months < 1:
         raise ValueError("keep at least one month, such as --keep 1")
-    months_since_year_0 = moments.now().year * 12 + moments.now().month - 1 - months
+    now = moments.now()
+    months_since_year_0 = now.year * 12 + now.month - 1 - months
     year, month_index = divmod(months_since_year_0, 12)
     return f"{year:04d}-{month_index + 1:02d}"
 

@@ -16,7 +16,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from pytest_django import DjangoAssertNumQueries
 
-from ratelimits.management.commands import ratelimits_archive
+from ratelimits import moments
 from ratelimits.models import ArchivedRange, Batch, ChainMark, Line, ProcessTotal, Report, ReportLine, ShardState
 from ratelimits.models.ledger import COUNTERS, SUBJECT
 from ratelimits.quota.process_totals import TotalKey
@@ -219,7 +219,7 @@ def test_the_last_months_are_kept_by_their_number(
     reports: list[Report], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = io.StringIO()
-    monkeypatch.setattr(ratelimits_archive, "now", lambda: datetime(2026, 12, 31, tzinfo=UTC))
+    monkeypatch.setattr(moments, "now", lambda: datetime(2026, 12, 31, tzinfo=UTC))
     call_command("ratelimits_archive", tmp_path, keep=3, stdout=out)
     assert out.getvalue() == "", "September is kept"
     call_command("ratelimits_archive", tmp_path, keep=1, stdout=out)
