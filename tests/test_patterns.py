@@ -161,8 +161,12 @@ def patterns() -> Iterator[tuple[str, str | bytes, int]]:
         for key, pattern in compiled.items():
             yield f"{name}.{key}", pattern.pattern, pattern.flags
         assert module.__file__ is not None
-        for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
-            if isinstance(node, ast.Call) and _calls_re(node.func) and not _is_global(node, module):
+        text = Path(module.__file__).read_text()
+        if "re." not in text:
+            continue  # `_calls_re` sees no other call
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and _calls_re(node.func) and not _is_global(node, tree):
                 yield f"{name}:{node.lineno}", *_literal(node, name)
     for model in apps.get_app_config("ratelimits").get_models():
         for field in model._meta.fields:
@@ -182,9 +186,8 @@ def _calls_re(function: ast.expr) -> bool:
     )
 
 
-def _is_global(node: ast.Call, module: Any) -> bool:
+def _is_global(node: ast.Call, tree: ast.Module) -> bool:
     """Return whether the call compiles a pattern outside of functions, so that it is an attribute of the module."""
-    tree = ast.parse(Path(module.__file__).read_text())
     return (
         any(
             isinstance(statement, (ast.Assign, ast.AnnAssign))

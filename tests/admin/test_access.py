@@ -228,11 +228,13 @@ def now_with(user: User, model: type[models.Model], held: Permissions) -> Client
 
 
 def state() -> dict[str, list[Any]]:
-    """Return the contents of the app's tables and of Django's own log."""
+    """Return the contents of the app's tables and of Django's own log, without empty tables."""
+    tables: list[Any] = [*apps.get_app_config("ratelimits").get_models(include_auto_created=True), LogEntry]
     found = {}
     with connection.cursor() as cursor:
-        tables: list[Any] = [*apps.get_app_config("ratelimits").get_models(include_auto_created=True), LogEntry]
-        for table in tables:
+        # Most are empty, and one statement for all of them takes a tenth of the time of one for each.
+        cursor.execute("SELECT " + ", ".join(f"EXISTS (SELECT 1 FROM {table._meta.db_table})" for table in tables))
+        for table in itertools.compress(tables, cursor.fetchone()):
             cursor.execute(f"SELECT * FROM {table._meta.db_table} ORDER BY {table._meta.pk.column}")
             found[table._meta.label] = cursor.fetchall()
     return found
