@@ -175,12 +175,11 @@ def _declare_losses(
     if not changed:
         return
     with transaction.atomic(using=using, durable=True):
-        for before_lock in changed:
-            state = ShardState.lock(using, before_lock.shard)
-            # Read again under the lock: perhaps another process has drained the shard meanwhile.
-            read_again = read_pending(server, [before_lock.shard], result.refused)
-            pending = read_again[0] if read_again else None
-            if state is None or pending is None or pending.run != before_lock.run:
+        locked = ShardState.lock_all(using, [pending.shard for pending in changed])
+        # Read again under the locks: perhaps another process has drained some of the shards meanwhile.
+        for pending in read_pending(server, sorted(locked), result.refused) if locked else ():
+            state = locked[pending.shard]
+            if pending.run != listed[0].run:
                 continue
             if not _has_new_run_or_loss(using, state, pending):
                 continue

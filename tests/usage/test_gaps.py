@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import redis
+from django.db import connections
+from django.test.utils import CaptureQueriesContext
 
 from ratelimits import engine, tasks
 from ratelimits.conf import conf
@@ -147,6 +149,21 @@ def test_a_restart_in_the_middle_of_a_drain_is_declared(
     drain()
     assert units() == BATCHES_PER_PASS + 2
     assert kinds() == ["restart"]
+
+
+def test_all_shards_of_a_wiped_server_are_locked_at_once(redis_client: RawRedis) -> None:
+    for number in range(40):
+        use(f"account{number}")
+    flow()
+    filled = ShardState.objects.exclude(incarnation="").count()
+    assert filled > 4
+    redis_client.flushall()
+    seal()
+    with CaptureQueriesContext(connections[conf.DATABASE]) as asked:
+        drain()
+    assert kinds() == ["wipe"] * filled
+    locks = [query["sql"] for query in asked if "FOR UPDATE" in query["sql"] or 'SET "position" =' in query["sql"]]
+    assert len(locks) == 1
 
 
 def test_a_wipe_is_declared_with_new_usage_and_without(redis_client: RawRedis) -> None:

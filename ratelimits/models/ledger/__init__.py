@@ -7,6 +7,7 @@ batches, always as a whole. Moments in integer columns are by the clock of Redis
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -108,6 +109,16 @@ class ShardState(models.Model):
         # began with a read, a later write could fail.
         rows.update(position=models.F("position"))
         return rows.first()
+
+    @classmethod
+    def lock_all(cls, using: str, shards: Collection[int]) -> dict[int, ShardState]:
+        """Lock the rows of these shards until the transaction ends, in the order of the shards, and return them."""
+        rows = cls.objects.using(using).filter(shard__in=shards)
+        if connections[using].features.has_select_for_update:
+            rows = rows.order_by("shard").select_for_update()
+        else:
+            rows.update(position=models.F("position"))  # as above
+        return {state.shard: state for state in rows}
 
 
 class Batch(models.Model):
