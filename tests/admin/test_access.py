@@ -399,7 +399,10 @@ def test_an_action_is_for_those_who_may(model: type[models.Model], name: str) ->
         if name in ("approve", "refuse"):
             model._default_manager.filter(pk=row.pk).update(approval="waiting")
         before = state()
-        values = {"action": name, "_selected_action": [row.pk], "post": "yes", "reason": "seen"}
+        values = {"action": name, "_selected_action": [row.pk], "post": "yes"}
+        if name == "acknowledge":
+            model._default_manager.filter(pk=row.pk).update(acknowledged_at=None)
+            before, values = state(), values | {"_confirmed": "yes", "reason": "seen"}
         response = client.post(address(model, "changelist", row), values, follow=see(held))
         expected = both(see, test)(held)
         assert response.status_code == (200 if see(held) else 403), sorted(held)
