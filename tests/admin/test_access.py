@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from ratelimits.admin.typed import moment_inputs
 from ratelimits.models import (
     Access,
     Account,
@@ -115,7 +117,8 @@ def typed(model: type[models.Model]) -> dict[str, Any]:
     number = next(_numbers)
     inline = {f"{name}-{count}_FORMS": "0" for name in ("inclusions", "prices") for count in ("TOTAL", "INITIAL")}
     plan = {"plan": filled(Plan).pk}
-    report = {"period_start_0": "2026-11-01", "period_start_1": "00:00:00", "meter": "requests", "reason": "goodwill"}
+    start = moment_inputs("period_start", datetime(2026, 11, 1, tzinfo=UTC))
+    report = {**start, "meter": "requests", "reason": "goodwill"}
     seen = {"_effect_seen": "1", "_large_meant": "1"}
     forms: dict[Any, dict[str, Any]] = {
         Rule: {

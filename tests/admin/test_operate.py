@@ -246,7 +246,7 @@ class TestBlocks:
         client, before = user_with("operate"), moments.now()
         page = client.get(BLOCK)
         assert "for an hour for a day for a week" in text(page)
-        assert "In the time zone UTC. A time without a date means today, or tomorrow" in text(page)
+        assert f"In the time zone {moments.zone_name()}. A time without a date means today, or tomorrow" in text(page)
         page, _response = confirmed(client, BLOCK, typed_block(lasts="3600"))
         row = Access.objects.get()
         assert row.valid_until is not None

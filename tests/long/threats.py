@@ -225,7 +225,7 @@ DEFENCES = (
     Defence(
         "tests/test_security.py::test_failed_logins_of_the_admin_are_limited",
         "ratelimits.middleware:limits_of",
-        "if prefix is None:",
+        "if found is None:",
         "if True:",
     ),
     Defence(
