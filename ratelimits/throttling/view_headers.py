@@ -20,6 +20,8 @@ def add_fields(request: Any, view: Any, fields: Mapping[str, str]) -> None:
     if headers is None:
         return
     headers.update(fields)
+    if fields.get("Cache-Control") == NEVER:
+        return  # a refusal
     # The view object serves only this request, so change it. Do not refer to the view: that would be a circle, which
     # only the garbage collector ends.
     is_own = getattr(request, "parser_context", {}).get("view") is view
