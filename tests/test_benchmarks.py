@@ -40,7 +40,7 @@ COMMANDS = {
     "verifying": ("--accounts 6 --keys 2 --database sqlite", "verify"),
     "exports": ("--rows 1001 --format cloudevents-ndjson", "cloudevents-ndjson"),
     "simulate": ("--lines 30 --only bucket", "token_bucket"),
-    "bounded": ("--entries 40 --rounds 1", "charge, all but a few have ended"),
+    "bounded": ("--entries 40 --rounds 1 --largest-rounds 1", "charge, all but a few have ended"),
     "tasks": ("--tasks 1 20 --rounds 1 --seconds 0.05", "redis.asyncio, a pool of 50"),
     "identities": ("--identities 20", "20 invented identities"),
     "hostile": ("--length 200 8000 --only rate", "whether it is a rate"),
