@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 from cloudevents.core.formats.json import JSONFormat
@@ -16,6 +17,7 @@ from jsonschema import Draft202012Validator
 from ratelimits.reports.exports import DOWNLOADS
 from ratelimits.reports.exports.json import schema
 from tests.support import forked
+from tests.support.once import made_once
 from tests.support.reports.exporter import MONTHS
 from tests.support.servers import DATABASES, TestServers
 
@@ -24,21 +26,35 @@ Files = dict[str, bytes]
 
 
 @pytest.fixture(scope="module")
-def exported(servers: TestServers, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Files]:
-    """Return each file's bytes by database and time of export; each database has its own server."""
-    found = {}
-    for database in DATABASES:
-        directory = tmp_path_factory.mktemp(database)
-        own = TestServers(servers.redis_kind, database)
-        try:
-            command = [sys.executable, "-m", "tests.support.reports.exporter", str(directory)]
-            done = forked.run(command, cwd=ROOT, env={**os.environ, **own.environment})
-            assert done.returncode == 0
-        finally:
-            own.stop()
-        for when in ("first", "pruned", "restored"):
-            found[database, when] = {path.name: path.read_bytes() for path in (directory / when).iterdir()}
-    return found
+def exported(
+    servers: TestServers, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], Files]:
+    """Return each file's bytes by database and time of export."""
+
+    def make(folder: Path) -> None:
+        for database in DATABASES:
+            export(servers.redis_kind, database, folder / database)
+
+    folder = made_once("exported", pytestconfig, tmp_path_factory, make)
+    return {
+        (database, when): {path.name: path.read_bytes() for path in (folder / database / when).iterdir()}
+        for database in DATABASES
+        for when in ("first", "pruned", "restored")
+    }
+
+
+def export(redis_kind: str, database: str, directory: Path) -> None:
+    """Write the files from this database, which has its own server."""
+    # An attempt that failed may have left files.
+    rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    own = TestServers(redis_kind, database)
+    try:
+        command = [sys.executable, "-m", "tests.support.reports.exporter", str(directory)]
+        done = forked.run(command, cwd=ROOT, env={**os.environ, **own.environment})
+        assert done.returncode == 0
+    finally:
+        own.stop()
 
 
 def test_every_file_is_the_same_again_on_both_databases_pruned_and_restored(
