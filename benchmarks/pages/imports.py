@@ -43,7 +43,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
     if options.process:
-        servers.start_django({})
+        servers.start_django({}, tables=options.process == "fill")
         print(json.dumps(fill(options) if options.process == "fill" else step(options)))
         return 0
     with servers.redis_server(None) as redis_server:
