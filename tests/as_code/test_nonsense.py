@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from io import StringIO
 from pathlib import Path
@@ -200,26 +201,37 @@ def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
 STRANGE: list[Any] = ["abc", "", "1 d", "\0", "9" * 50, -1, 0, 1.5, 10**30, True, None, [], [1], {}, {"a": 1}]
 
 
-def compared(path: Path, rule: dict[str, Any]) -> str:
-    """Return the error when a file with this rule is compared with the database; "" if it can be loaded."""
-    path.write_text(json.dumps({"rules": [rule]}))
+def compared(path: Path, *rules: dict[str, Any]) -> str:
+    """Return the error when a file with these rules is compared with the database; "" if it can be loaded."""
+    path.write_text(json.dumps({"rules": rules}))
     try:
         call_command("ratelimits_rules", "diff", str(path), stdout=StringIO(), stderr=StringIO())
     except CommandError as error:
         return str(error).removeprefix("Nothing was changed:\n")
     except SystemExit:
         return ""  # the file and the database differ
-    return "the rule is not compared"
+    return "the rules are not compared"
 
 
 @pytest.mark.parametrize("algorithm", NEEDED)
 def test_each_field_with_each_type_is_loaded_or_refused_with_a_sentence(tmp_path: Path, algorithm: str) -> None:
+    path = tmp_path / "rules.json"
     fields = RULE if algorithm == "token_bucket" else {*fields_of(algorithm), "max_wait"}
     for field in fields:
-        for value in STRANGE:
-            rule = {"name": "burst", "algorithm": algorithm, **NEEDED[algorithm], field: value}
-            error = compared(tmp_path / "rules.json", rule)
-            assert not error or error.startswith(("rule 1: ", "rule “")), (field, value)
+        rules = [
+            {"name": f"burst-{number}", "algorithm": algorithm, **NEEDED[algorithm], field: value}
+            for number, value in enumerate(STRANGE)
+        ]
+        # What cannot be read is refused in one file, since an error says the number of its rule.
+        unread = [rule for rule in rules if isinstance(parsed(json.dumps({"rules": [rule]}).encode()), Exception)]
+        error = compared(path, *unread) if unread else ""
+        numbers = [int(number) for number in re.findall(r"^rule (\d+): ", error, re.MULTILINE)]
+        assert numbers == [*range(1, len(unread) + 1)], (field, error)
+        assert len(error.splitlines()) == len(unread), (field, error)
+        for rule in rules:
+            if rule not in unread:
+                error = compared(path, rule)
+                assert not error or error.startswith(("rule 1: ", "rule “")), (field, rule[field])
 
 
 @pytest.mark.parametrize("field", ["max_wait", "lease_ttl", "rate", "period", "capacity", "refusal_status"])
