@@ -13,6 +13,7 @@ from ratelimits.reports.exports import FORMATS, Format
 from ratelimits.reports.exports.chunks import SIZE
 from ratelimits.reports.rows import Row
 from tests.reports.exports.samples import fed, rows
+from tests.support.once import made_once
 
 ROOT = Path(__file__).resolve().parents[3]
 MEGABYTE = 1 << 20
@@ -103,14 +104,22 @@ def test_the_same_rows_give_the_same_bytes(form: Format) -> None:
 
 
 @pytest.fixture(scope="module")
-def peaks(long_run: bool) -> dict[str, list[int]]:
+def peaks(
+    long_run: bool, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[int]]:
     """Return, by format, the peak memory in bytes of a process that exports few rows, and then after many."""
     counts = ("1000", "200000" if long_run else "10000")
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
     command = [sys.executable, "-m", "tests.reports.exports.samples", *counts]
-    done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
+
+    def make(folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        with (folder / "printed").open("w") as printed:
+            subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=printed)
+
+    printed = (made_once("peaks", pytestconfig, tmp_path_factory, make) / "printed").read_text()
     found: dict[str, list[int]] = {}
-    for name, _count, _size, peak, _seconds in map(str.split, done.stdout.splitlines()):
+    for name, _count, _size, peak, _seconds in map(str.split, printed.splitlines()):
         found.setdefault(name, []).append(int(peak))
     return found
 
