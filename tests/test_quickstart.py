@@ -205,7 +205,10 @@ def started(folder: Path) -> Iterator[Site]:
     assert "no issues" in run(["python", "manage.py", "check", "--database", "default"])
     run([*create_user, "--noinput"])  # the environment has the answers
     port, log = free_port(), folder / "site.log"
-    with processes.running(["manage", "runserver", str(port)], log) as process, ExitStack() as clients:
+    with (
+        processes.running(["manage", "runserver", str(port)], log, popen=Forked) as process,
+        ExitStack() as clients,
+    ):
         site = Site(f"http://127.0.0.1:{port}", log, process, clients)
         site.wait_until_started(1)
         site.log_in()
@@ -255,7 +258,7 @@ def test_the_steps_limit_meter_and_bill_a_new_project(
         site.curl(curl)
         assert shows(refused, site.curl(curl))
         site.edit_rule("burst", **typed(4, "Now open the rule again, "))
-        until(lambda: site.curl(curl).status_code == 200, "a request after the edit", patience=15)
+        until(lambda: site.curl(curl).status_code == 200, "a request after the edit", patience=15, pause=0.2)
 
         write(shop, *blocks(5, "python"))
         site.wait_until_started(2)
@@ -294,7 +297,7 @@ def test_the_steps_limit_meter_and_bill_a_new_project(
                 denied[line["meter"]] += int(line["denied_count"])
             return used == {"requests": site.statuses[200], "tokens": 3} and denied["requests"] == site.statuses[429]
 
-        until(in_the_ledger, "the usage in the ledger", patience=120)
+        until(in_the_ledger, "the usage in the ledger", patience=120, pause=0.2)
         until(billed, "the usage on the report", patience=120)
 
 

@@ -12,8 +12,11 @@ from redis.exceptions import RedisError
 PATIENCE = 60.0
 
 
-def until(holds: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
-    """Wait until a condition is true and return its value. Errors of servers that fail over are ignored."""
+def until(holds: Callable[[], Any], what: str, patience: float = PATIENCE, pause: float = 0.02) -> Any:
+    """Wait until a condition is true and return its value. Errors of servers that fail over are ignored.
+
+    Where each look takes much processor time, make a longer pause (in seconds) between two looks.
+    """
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -22,4 +25,4 @@ def until(holds: Callable[[], Any], what: str, patience: float = PATIENCE) -> An
         except RedisError:
             pass
         assert time.monotonic() < deadline, f"waited in vain: {what}"
-        time.sleep(0.02)
+        time.sleep(pause)
