@@ -11,11 +11,13 @@ import pytest
 import redis
 from django.conf import settings
 from django.core.management import get_commands
+from django.db import connection
 from django.utils import translation
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from tests.support import forked
+from tests.support.eventually import until
 from tests.support.garbage import collect_garbage
 from tests.support.servers import TestServers
 
@@ -54,6 +56,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_xdist_setupnodes() -> None:
     """Let each worker process of pytest-xdist start its own servers, as this process did."""
     os.environ.pop("DJANGO_SETTINGS_MODULE", None)
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """Drop the test database only after PostgreSQL has noticed the end of each process that used it."""
+    yield
+    if connection.vendor != "postgresql":
+        return
+    with django_db_blocker.unblock(), connection.cursor() as cursor:
+        until(lambda: not _other_sessions(cursor), "the last sessions of ended processes", pause=0.2)
+
+
+def _other_sessions(cursor: Any) -> list[Any]:
+    cursor.execute(
+        "SELECT pid, state, query FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    return list(cursor.fetchall())
 
 
 def pytest_unconfigure() -> None:
