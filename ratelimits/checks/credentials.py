@@ -11,6 +11,7 @@ from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 
+from ratelimits.checks import listed
 from ratelimits.conf import conf
 from ratelimits.moving.views import FoundView, views
 
@@ -25,8 +26,6 @@ _SHORT_LIVED = {
 #: A package whose permission class checks a key. Django REST framework does not know this key.
 _UNSEEN = "rest_framework_api_key"
 _PAGE = 'docs/requests/who.md ("Who is the caller") has it'
-#: Maximum number of views that a warning names.
-_MAX_NAMES = 3
 
 
 @checks.register("ratelimits")
@@ -44,13 +43,12 @@ def check_credentials(app_configs: Sequence[AppConfig] | None, **kwargs: Any) ->
 def check_decorated_views(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Warn of views of Django REST framework that `limited` decides before the framework authenticates the caller."""
     names = sorted({view.name for view in _views() if _is_decided_early(view)})
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     if not names:
         return []
     return [
         checks.Warning(
             "`limited` decides requests to these views before Django REST framework authenticates them, so a request"
-            f" with a token has no user and no API key: {', '.join(names[:_MAX_NAMES])}{more}.",
+            f" with a token has no user and no API key: {listed(names)}.",
             hint="Write @limited below @api_view, @method_decorator(limited(…)) at a method such as `get` instead of"
             " `dispatch`, or QuotaThrottle instead of the decorator. If rules of these views need neither users nor API"
             " keys, or if RATELIMITS['USER'] or ['API_KEY'] reads them from the header, add 'ratelimits.W013' to"

@@ -14,6 +14,7 @@ from django.db import DatabaseError
 from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
+from ratelimits.checks import listed
 from ratelimits.checks.paths import views_below
 from ratelimits.conf import conf, shown
 from ratelimits.middleware import QuotaMiddleware, paths_with_options
@@ -26,8 +27,6 @@ from ratelimits.view_keys import check_key
 _THROTTLE = "ratelimits.throttling.QuotaThrottle"
 #: A project that imports one of these modules asks for decisions, although its settings and views do not show this.
 _OTHER_ENTRY_POINTS = ("ratelimits.ninja", "ratelimits.outbound")
-#: Maximum number of views that a warning names.
-_MAX_NAMES = 3
 
 
 @checks.register("ratelimits")
@@ -109,10 +108,9 @@ def check_views(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
 def _without_rules(reason: str, rated: Mapping[str, bool], *, is_rated: bool, number: str) -> Iterator[checks.Warning]:
     """Yield a warning of the views that no rule limits for this reason. `rated` are all such views."""
     names = [name for name, has_rates in rated.items() if has_rates is is_rated]
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     if names:
         yield checks.Warning(
-            f"No rule limits these views, because {reason}: {', '.join(names[:_MAX_NAMES])}{more}.",
+            f"No rule limits these views, because {reason}: {listed(names)}.",
             hint="Delete throttle_classes in these views: they then have QuotaThrottle. Write rules instead of the"
             " throttles; `manage.py ratelimits_import` shows these rules. To keep the throttles, add"
             f" 'ratelimits.{number}' to SILENCED_SYSTEM_CHECKS.",
@@ -131,13 +129,11 @@ def check_api_views_of_paths(app_configs: Sequence[AppConfig] | None, **kwargs: 
         below = {id(pattern.callback) for pattern in views_below(patterns, path)}
         (limited if options.get("api_views") else left).update(below)
     names = [view.name for view in _views() if id(view.view) in left - limited and _has_no_limit(view)]
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     if not names:
         return []
     return [
         checks.Warning(
-            "RATELIMITS['PATHS'] does not limit these views of Django REST framework:"
-            f" {', '.join(names[:_MAX_NAMES])}{more}.",
+            f"RATELIMITS['PATHS'] does not limit these views of Django REST framework: {listed(names)}.",
             hint=f"Set REST_FRAMEWORK['DEFAULT_THROTTLE_CLASSES'] = ['{_THROTTLE}'], which knows the users and API keys"
             " of these views; or give the path the option 'api_views', with which the middleware limits them before"
             " they authenticate the caller. If they need no limit, add 'ratelimits.W014' to SILENCED_SYSTEM_CHECKS.",

@@ -14,13 +14,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseError
 from django.db import connections
 
+from ratelimits.checks import listed
 from ratelimits.conf import conf
 from ratelimits.models import PlanInclusion, PlanPrice, Rule
 from ratelimits.quota.meters import MAX_FURTHER
 from ratelimits.unknown_names.urlconf import written_in_views
 
 #: Maximum number of names that a message lists.
-_MAX_NAMES = 5
+_MOST = 5
 
 
 @checks.register("ratelimits", checks.Tags.database)
@@ -45,11 +46,11 @@ def check_meters(
         return list(_too_many(further))
     known.update(declared)
     messages: list[checks.CheckMessage] = list(_undeclared({**of_plans, **of_rules}, {"requests", *declared}))
-    refused = sorted(in_views - known)
+    refused = [repr(name) for name in sorted(in_views - known)]
     if refused:
         messages.append(
             checks.Error(
-                f"Views have a cost on meters that are not known: {_listed(refused)}.",
+                f"Views have a cost on meters that are not known: {listed(refused, _MOST)}.",
                 hint="Add them to RATELIMITS['METERS'], or make a rule for them. Until then every request to these"
                 " views raises an error.",
                 id="ratelimits.E024",
@@ -81,13 +82,8 @@ def _undeclared(rows: dict[str, str], declared: set[str]) -> Iterator[checks.War
 def _too_many(further: Sequence[str]) -> Iterator[checks.Error]:
     if len(further) > MAX_FURTHER:
         yield checks.Error(
-            f"Views have a cost on {len(further)} meters that no rule and no plan names: {_listed(further)}. A process"
-            f" accepts at most {MAX_FURTHER} such meters.",
+            f"Views have a cost on {len(further)} meters that no rule and no plan names:"
+            f" {listed([repr(name) for name in further], _MOST)}. A process accepts at most {MAX_FURTHER} such meters.",
             hint="List the meters of the project in RATELIMITS['METERS'].",
             id="ratelimits.E024",
         )
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return f"{', '.join(map(repr, names[:_MAX_NAMES]))}{more}"

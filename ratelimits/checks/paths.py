@@ -15,10 +15,9 @@ from django.urls import LocalePrefixPattern, URLPattern, URLResolver, get_resolv
 from django.urls.resolvers import RegexPattern, RoutePattern
 from django.utils.functional import Promise
 
+from ratelimits.checks import listed
 from ratelimits.conf import conf
 
-#: Maximum number of views or paths that a warning names.
-_MAX_NAMES = 3
 #: A path that only views for all paths have.
 _NOWHERE = "/ratelimits/no-such-path/"
 #: A parameter in a route, such as "<int:pk>".
@@ -47,7 +46,7 @@ def check_paths(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
     return [
         checks.Warning(
             "No view has a URL that begins with these paths of RATELIMITS['PATHS']:"
-            f" {_named([repr(path) for path in unknown])}.",
+            f" {listed([repr(path) for path in unknown])}.",
             hint=f"Write each path as in the URLconf{prefix}, and with the language if the view is in i18n_patterns. If"
             " a middleware answers such paths or chooses another URLconf, add 'ratelimits.W008' to"
             " SILENCED_SYSTEM_CHECKS.",
@@ -73,7 +72,7 @@ def check_languages_of_paths(app_configs: Sequence[AppConfig] | None, **kwargs: 
         return []
     return [
         checks.Warning(
-            f"RATELIMITS['PATHS'] limits these views in some languages only: {_named(sorted(names))}.",
+            f"RATELIMITS['PATHS'] limits these views in some languages only: {listed(sorted(names))}.",
             hint="Add the path of each language of LANGUAGES to PATHS, such as '/de/login/' beside '/en/login/'. If a"
             " language needs no limit, add 'ratelimits.W009' to SILENCED_SYSTEM_CHECKS.",
             id="ratelimits.W009",
@@ -87,11 +86,6 @@ def _paths() -> list[str]:
         return list(conf.PATHS) if getattr(settings, "ROOT_URLCONF", None) else []
     except ImproperlyConfigured:
         return []
-
-
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return f"{', '.join(names[:_MAX_NAMES])}{more}"
 
 
 def _script_name() -> str:

@@ -92,9 +92,9 @@ class QuotaThrottle(BaseThrottle):
 
         Raise QuotaUnavailable if a failure policy refuses the request, QuotaBlocked if a block refuses it, QuotaRefused
         if a rule with its own status or text refuses it, CostRefused if the client's cost is not within its bounds, and
-        WrongCost if the view's cost is not valid. If the project
-        has its own response to refused requests (REFUSAL_RESPONSE), each refusal raises one of the first three errors,
-        and the view answers the error with this response.
+        WrongCost if the view's cost is not valid. If the project has its own response to refused requests
+        (REFUSAL_RESPONSE), each refusal raises one of the first three errors, and the view answers the error with this
+        response.
         """
         # Use Django's request: the middleware reads the answer from it, and DRF's request is slower.
         django_request: Any = getattr(request, "_request", request)

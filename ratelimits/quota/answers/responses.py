@@ -135,8 +135,10 @@ def with_headers(response: HttpResponseBase, answer: Answer) -> HttpResponseBase
 
 
 def _add_headers(response: HttpResponseBase, answer: Answer) -> None:
-    for field, value in answer.headers().items():
-        response.headers.setdefault(field, value)
+    # Another entry point has perhaps added the fields already.
+    if not (answer.allowed and "RateLimit" in response.headers):
+        for field, value in answer.headers().items():
+            response.headers.setdefault(field, value)
     if answer.allowed:
         kept_for_caller(response)
     else:
