@@ -450,8 +450,8 @@ def test_a_rule_too_many_is_left_out_and_the_others_hold_on_their_nodes(
     begin_afresh(monkeypatch)
     kinds_of_keys = "user", "account", "ip", "global"
     Rule.objects.bulk_create(unsaved(f"a{n:03}", key_kind=kinds_of_keys[n % 4], capacity=1000) for n in range(119))
-    rule("b", "fixed_window", capacity=2, key_kind="ip", on_failure="allow")
-    unsaved("z", "fixed_window", capacity=3, key_kind="user", on_failure="local").save()
+    rule("b", "fixed_window", capacity=2, period=10**8, key_kind="ip", on_failure="allow")
+    unsaved("z", "fixed_window", capacity=3, period=10**8, key_kind="user", on_failure="local").save()
 
     def decided(user: int, address: int) -> bool:
         who = Identity(f"user:{user}", account="account:acme", address=f"ip:203.0.113.{address}")

@@ -42,7 +42,7 @@ def test_an_override_that_switches_on_one_rule_too_many_leaves_all_others_as_the
     check: Check, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(MAX_LIMITS - 1)
-    tight = rule("b", "fixed_window", capacity=2)
+    tight = rule("b", "fixed_window", period=10**8, capacity=2)
     rule("c", mode="off", on_failure="allow")
     KeyOverride.objects.create(key="user:1", rule="c", mode="enforce")
     with caplog.at_level(logging.ERROR):
@@ -59,7 +59,7 @@ def test_shadow_rules_are_left_out_first_and_then_the_last_enforced_ones(check: 
     settings.RATELIMITS = {**settings.RATELIMITS, "DENY_CACHE_SECONDS": 0}
     fill(MAX_LIMITS - 1)
     Rule.objects.bulk_create(unsaved(f"Shadow{n}", mode="shadow") for n in range(3))  # first by name
-    rule_z = unsaved("z", "fixed_window", capacity=1, on_failure="deny")
+    rule_z = unsaved("z", "fixed_window", period=10**8, capacity=1, on_failure="deny")
     rule_z.save()
     answers = [check(WHO) for _ in range(2)]
     assert [(one.allowed, one.unavailable) for one in answers] == [(True, False), (False, False)]
@@ -97,8 +97,8 @@ def test_each_rule_that_is_left_out_is_answered_by_its_own_policy(check: Check, 
 def test_a_refusal_by_redis_takes_nothing_from_a_rule_that_is_left_out(check: Check, settings: Any) -> None:
     settings.RATELIMITS = {**settings.RATELIMITS, "DENY_CACHE_SECONDS": 0}
     fill(MAX_LIMITS - 1)
-    rule("b", "fixed_window", capacity=1)
-    unsaved("z", "fixed_window", capacity=3, on_failure="local").save()
+    rule("b", "fixed_window", period=10**8, capacity=1)
+    unsaved("z", "fixed_window", period=10**8, capacity=3, on_failure="local").save()
     assert [check(WHO).allowed for _ in range(6)] == [True] + [False] * 5
     Rule.objects.filter(name="b").update(capacity=1000)
     assert [check(WHO).allowed for _ in range(4)] == [True, True, False, False]
@@ -106,7 +106,7 @@ def test_a_refusal_by_redis_takes_nothing_from_a_rule_that_is_left_out(check: Ch
 
 def test_while_redis_is_away_all_rules_are_asked_once(check: Check, settings: Any) -> None:
     fill(on_failure="allow")
-    unsaved("z", "fixed_window", capacity=3, on_failure="local").save()
+    unsaved("z", "fixed_window", period=10**8, capacity=3, on_failure="local").save()
     assert check(WHO).allowed
     away(settings, free_port())
     assert [check(WHO).allowed for _ in range(4)] == [True, True, False, False]
@@ -114,7 +114,7 @@ def test_while_redis_is_away_all_rules_are_asked_once(check: Check, settings: An
 
 def test_a_burst_in_one_event_loop_passes_no_more_than_one_after_the_other() -> None:
     fill()
-    unsaved("z", "fixed_window", capacity=3, on_failure="local").save()
+    unsaved("z", "fixed_window", period=10**8, capacity=3, on_failure="local").save()
 
     async def burst() -> list[Answer]:
         return await asyncio.gather(*(checking.acheck(WHO) for _ in range(20)))
@@ -140,7 +140,7 @@ def test_permits_are_not_prefetched_past_a_rule_that_is_left_out(check: Check) -
 def test_of_two_names_that_redis_would_not_tell_apart_the_first_is_decided(check: Check) -> None:
     # Both have the same crc32.
     Rule.objects.bulk_create(
-        unsaved(name, "fixed_window", capacity=1, on_failure="allow") for name in ("plumless", "buckeroo")
+        unsaved(name, "fixed_window", period=10**8, capacity=1, on_failure="allow") for name in ("plumless", "buckeroo")
     )
     answers = [check(WHO) for _ in range(2)]
     assert [one.allowed for one in answers] == [True, False]
@@ -154,8 +154,8 @@ def test_of_two_names_that_redis_would_not_tell_apart_the_first_is_decided(check
 @pytest.mark.parametrize("is_async", [False, True])
 def test_outbound_calls_do_the_same(on_failure: str, capacity: int, passed: int, is_async: bool) -> None:
     fill(MAX_LIMITS - 1, scope="mailer")
-    rule("b", "fixed_window", capacity=5, scope="mailer")
-    unsaved("z", "fixed_window", capacity=capacity, scope="mailer", on_failure=on_failure).save()
+    rule("b", "fixed_window", period=10**8, capacity=5, scope="mailer")
+    unsaved("z", "fixed_window", period=10**8, capacity=capacity, scope="mailer", on_failure=on_failure).save()
 
     async def use() -> None:
         async with permits("mailer", max_wait=0):
