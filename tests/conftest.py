@@ -9,9 +9,10 @@ from typing import Any
 import django
 import pytest
 import redis
+from asgiref.sync import SyncToAsync
 from django.conf import settings
 from django.core.management import get_commands
-from django.db import connection
+from django.db import connection, connections
 from django.utils import translation
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
@@ -60,12 +61,17 @@ def pytest_xdist_setupnodes() -> None:
 
 @pytest.fixture(scope="session")
 def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
-    """Drop the test database only after PostgreSQL has noticed the end of each process that used it."""
+    """Drop the test database only when its thread of async code and all ended processes have left it."""
     yield
     if connection.vendor != "postgresql":
         return
+    # The thread in which asgiref runs queries of async tests keeps its connection, and does not end.
+    SyncToAsync.single_thread_executor.submit(connections.close_all).result()
     with django_db_blocker.unblock(), connection.cursor() as cursor:
-        until(lambda: not _other_sessions(cursor), "the last sessions of ended processes", pause=0.2)
+        try:
+            until(lambda: not _other_sessions(cursor), "the last sessions of ended processes", pause=0.2)
+        except AssertionError:
+            pytest.fail(f"These sessions do not leave the test database: {_other_sessions(cursor)}")
 
 
 def _other_sessions(cursor: Any) -> list[Any]:
