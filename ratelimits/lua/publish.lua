@@ -1,5 +1,5 @@
 -- Raises a shard's version of the rules. If the shard already has this version or a newer one, changes nothing.
--- Returns the version in force.
+-- Returns the version in force. Loaded after full.lua.
 -- KEYS[1] the shard's head, "<version> <run of the server>"   ARGV[1] version
 -- If a shard has no head, writes a head with an unknown run ("?"). So decide.lua compares the versions at the next
 -- request, and answers "stale" if the caller has older rules.

@@ -1,4 +1,4 @@
--- Seals the open batch of one shard, if it has one. Loaded after batch.lua.
+-- Seals the open batch of one shard, if it has one. Loaded after full.lua, run.lua and batch.lua.
 -- KEYS[1] the shard's `meta` key. The shard's other keys (see batch.lua) have the same prefix
 -- ARGV[1] nonce: a unique name. A new incarnation gets this name   ARGV[2] now (µs) for tests; '': the server's TIME
 -- ARGV[3] now (µs) by the caller's clock; '' or absent: unknown

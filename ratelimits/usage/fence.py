@@ -29,6 +29,7 @@ import redis
 from redis.exceptions import AskError, ResponseError
 
 from ratelimits.conf import conf
+from ratelimits.engine.assemble import scripts
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.connection import run_named
 
@@ -39,9 +40,8 @@ MAX_WAIT = 10.0
 _STARTS_WITHIN = 1.3
 #: Seconds between two INFO commands.
 _LOOK_INTERVAL = 0.1
-#: The fence's Redis key expires after this time without a drain, in ms (30 days). The time is long, so that the key
-#: exists already if the server has no free memory: such a server accepts PEXPIRE, but no new key.
-_KEY_TTL = 30 * 86_400_000
+#: The fence's Redis key expires after this time without a drain, in ms (a day).
+_KEY_TTL = 86_400_000
 
 
 class NotFencedError(RuntimeError):
@@ -190,6 +190,6 @@ def _may_close_unseen(info: dict[str, Any]) -> bool:
 
 
 def _write_key(connection: redis.Redis, key: str) -> None:
-    # If the server has no free memory, it accepts PEXPIRE, but refuses SET.
-    if not connection.pexpire(key, _KEY_TTL):
-        connection.set(key, "1", px=_KEY_TTL)
+    """Write the key. A server whose memory is full writes it too."""
+    script, number_of_keys = scripts.read("fence").text.decode(), 1
+    connection.eval(script, number_of_keys, key, str(_KEY_TTL))

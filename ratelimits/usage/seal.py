@@ -37,10 +37,11 @@ class SealResult:
 def seal() -> list[SealResult]:
     """Seal the open batch of every shard, and return a result for each shard.
 
-    Sealing twice, or in several processes at once, is harmless. Raise redis.exceptions.RedisError if a server does not
-    answer. Raise it also if a server answers with an error for one shard, after all other shards were sealed.
+    Sealing twice, or in several processes at once, is harmless. A server whose memory is full seals too. Raise
+    redis.exceptions.RedisError if a server does not answer. Raise it also if a server answers with an error for one
+    shard, after all other shards were sealed.
     """
-    server, script = current_server(), scripts.read("run", "batch", "seal").text.decode()
+    server, script = current_server(), scripts.read("full", "run", "batch", "seal").text.decode()
     crash.reached("seal:before")
     replies: dict[int, Any] = {}
 

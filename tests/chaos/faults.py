@@ -18,14 +18,23 @@ from django.db import connection, connections
 from django.db.models import F
 
 from ratelimits.embedded import EmbeddedServer
+from ratelimits.engine.counting import RefusalCount
+from ratelimits.engine.server import current_server
 from ratelimits.models import ConfigVersion, Rule
+from ratelimits.quota.refusals.deny_cache import send
 from ratelimits.rules.query_thread import PATIENCE
+from ratelimits.usage.drain import drain
+from ratelimits.usage.seal import seal
 from tests.chaos.clocks import Clock
 from tests.chaos.compared import STEP
 from tests.chaos.load import TIMEOUT, Load
+from tests.support.engine.asking import usage
 from tests.support.engine.proxy import Proxy
 from tests.support.eventually import until
 from tests.support.servers import TestServers
+
+#: How many counters of undrained usage fill the memory of the server.
+UNDRAINED = 8_000
 
 
 class Place(NamedTuple):
@@ -79,11 +88,21 @@ def torn(place: Place) -> None:
 
 
 def full(place: Place) -> None:
-    """Let the server refuse writes, since its memory is full."""
+    """Let undrained usage fill the server's memory, and start the worker late. Nobody raises `maxmemory`."""
+    refusals = [
+        RefusalCount(usage(account=f"undrained-{number}"), (1,), rule=1, version=1, requests=1)
+        for number in range(UNDRAINED)
+    ]
     with place.client as client:
-        client.config_set("maxmemory", "1mb")
+        before = client.info("memory")["used_memory"]
+        assert send(current_server(), refusals) == []
+        used = client.info("memory")["used_memory"]
+        # So little less than what is used that only a drain brings the server below it again.
+        client.config_set("maxmemory", used - (used - before) // 4)
         place.load.wait(place.seconds)
-        client.config_set("maxmemory", "0")
+        seal()
+        assert drain().lines >= UNDRAINED
+        assert client.info("memory")["used_memory"] < int(client.config_get("maxmemory")["maxmemory"])
 
 
 def _limit_files(place: Place, size: int) -> None:
@@ -260,7 +279,7 @@ FAULTS = (
     Fault("server stopped (SIGSTOP)", stopped, seconds=10.0),
     Fault("black hole: no reply comes back", black_hole),
     Fault("connections end in the middle of a reply", torn),
-    Fault("`maxmemory` reached", full),
+    Fault("`maxmemory` reached by undrained usage; the worker starts late", full),
     Fault("no space for the append-only file (`always`)", disk_full),
     Fault("no space for the append-only file (`everysec`)", disk_full_everysec),
     Fault("a replica that refuses writes", read_only),

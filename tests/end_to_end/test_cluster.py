@@ -672,6 +672,30 @@ def test_usage_of_accounts_on_every_node_is_sealed_and_drained_once(cluster: Clu
     assert not any(cluster.client_of(number).exists(KEYS.sealed(number)) for number in range(KEYS.shards))
 
 
+@contextmanager
+def without_memory(cluster: Cluster) -> Iterator[None]:
+    """Let no node have free memory in the block, whatever is deleted."""
+    for client in cluster.clients:
+        client.config_set("maxmemory", 1)
+    try:
+        yield
+    finally:
+        for client in cluster.clients:
+            client.config_set("maxmemory", 0)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nodes_without_free_memory_are_sealed_and_drained(cluster: Cluster) -> None:
+    accounts = [f"account-{number}" for number in range(12)]
+    for account in accounts:
+        engine.decide([limit(key="user:1", capacity=100)], account=account, usage=usage(account=account))
+    with without_memory(cluster):
+        flow()
+    per_account = Line.objects.values_list("account").annotate(Sum("admitted_requests")).order_by()
+    assert dict(per_account) == dict.fromkeys(accounts, 1)
+    assert not DurabilityGap.objects.exists()
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("counts", [True, False])
 def test_a_slot_that_moves_with_its_keys_loses_nothing_and_declares_nothing(cluster: Cluster, counts: bool) -> None:

@@ -1,6 +1,6 @@
 -- Counts requests that decide.lua did not count in this shard. A process has refused these requests from its memory, or
 -- another shard has refused them, or they were admitted and a shadow rule in another shard would have refused them.
--- Loaded after run.lua, batch.lua, shard_run.lua, usage.lua and usage_new.lua.
+-- Loaded after full.lua, run.lua, batch.lua, shard_run.lua, usage.lua and usage_new.lua.
 -- KEYS[1]  head of the shard, "<version of the rules> <run of the server>"     KEYS[2]  the shard's open batch
 -- ARGV[1]  run of the server when the caller connected   ARGV[2]  nonce
 -- ARGV[3]  '<dddd': four moments (µs): the starts of the previous, the current and the next billing period,

@@ -1,4 +1,4 @@
--- Counts requests that spent prefetched permits, and records a new prefetch. Loaded after run.lua, batch.lua,
+-- Counts requests that spent prefetched permits, and records a new prefetch. Loaded after full.lua, run.lua, batch.lua,
 -- shard_run.lua, usage.lua and usage_new.lua.
 --
 -- A process spends the permits of a prefetch only after the prefetch is recorded here. The record says how many
