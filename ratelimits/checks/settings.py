@@ -19,9 +19,13 @@ from ratelimits.conf import A_DICT, DEFAULTS, conf, embedded, shown
 from ratelimits.conf.setting_rules import complaint
 from ratelimits.embedded import ServerStartError, valkey_binary
 from ratelimits.engine import Unavailable
+from ratelimits.engine.cluster.wire import problem_of_redis_py
 from ratelimits.engine.publish import version_in_force
 from ratelimits.models import ConfigVersion
 from ratelimits.routers import in_tenant, refused
+
+#: What the options of an alias for a cluster name.
+_CLUSTER_FACTORY = "ratelimits.django_redis_cluster.ConnectionFactory"
 
 
 @checks.register("ratelimits")
@@ -73,6 +77,9 @@ def check_cache(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
                 id="ratelimits.E003",
             )
         ]
+    factory = settings.CACHES[alias].get("OPTIONS", {}).get("CONNECTION_FACTORY")
+    if factory == _CLUSTER_FACTORY and (problem := problem_of_redis_py()):
+        return [checks.Error(problem, hint="Run `pip install --upgrade redis`.", id="ratelimits.E003")]
     databases = set(_databases(alias))
     return [
         checks.Error(

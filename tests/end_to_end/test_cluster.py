@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from rest_framework.views import APIView
 
 from ratelimits import engine
 from ratelimits.algorithms.limits import Concurrency
+from ratelimits.checks.settings import check_cache
 from ratelimits.embedded import free_port
 from ratelimits.engine import AlreadySettled, Decision, Limit, Meter, Mode, NotSent, Stale, Unanswered
 from ratelimits.engine import server as server_module
@@ -37,6 +39,7 @@ from ratelimits.engine.publish import publish_version
 from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.breaker import FAILURES
 from ratelimits.engine.transport.multiplexed import Multiplexed
+from ratelimits.engine.transport.probing import prober
 from ratelimits.identity import Identity
 from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch, Rule
 from ratelimits.models.ledger.gaps import GapKind, of_shard
@@ -773,6 +776,21 @@ def test_a_record_that_moves_while_it_is_declared_is_declared_once_and_removed_l
 
 
 @pytest.mark.django_db(transaction=True)
+def test_an_idle_process_notices_that_a_node_is_back(cluster: Cluster) -> None:
+    who = Identity("user:1", None, f"account:{ACCOUNT}", "ip:203.0.113.9")
+    rule("burst", capacity=1000)
+    assert checking.check(who).decision is not None
+    number = cluster.node_of(home(ACCOUNT))
+    cluster.servers[number].kill()
+    for _ in range(FAILURES):
+        assert checking.check(who).decision is None
+    cluster.servers[number].start()
+    assert prober.is_active()
+    until(lambda: not prober.is_active(), "the process noticed")
+    assert checking.check(who).decision is not None
+
+
+@pytest.mark.django_db(transaction=True)
 def test_a_node_that_is_away_keeps_none_of_the_others_from_the_ledger(cluster: Cluster) -> None:
     accounts = [f"account-{number}" for number in range(12)]
     for account in accounts:
@@ -895,6 +913,18 @@ def test_replicas_cannot_decide(nodes: Cluster) -> None:
         pytest.raises(ImproperlyConfigured, match="replicas cannot decide"),
     ):
         current_server()
+
+
+def test_a_version_of_redis_py_that_cannot_follow_a_slot_is_refused(
+    nodes: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis, "__version__", "5.3.1")
+    message = "A Redis Cluster needs version 6.0 or newer of the Python package redis, but 5.3.1 is installed."
+    with nodes.settings():
+        with pytest.raises(ImproperlyConfigured, match=re.escape(message)):
+            current_server()
+        (error,) = check_cache(None)
+    assert (error.id, error.msg) == ("ratelimits.E003", message)
 
 
 def test_a_cluster_of_which_no_node_answers_was_sent_nothing(nodes: Cluster) -> None:

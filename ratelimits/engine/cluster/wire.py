@@ -36,6 +36,22 @@ _lock = threading.Lock()
 _ADDED_BY_CLIENT = ("himport_registry", "redis_connect_func", "cache")
 
 
+#: The first version of redis-py whose connections know the errors of a cluster, such as MOVED.
+_FIRST_VERSION = (6, 0)
+
+
+def problem_of_redis_py() -> str:
+    """Return why the installed version of redis-py cannot use a cluster; "" if it can."""
+    numbers = redis.__version__.split(".")[:2]
+    if all(map(str.isdigit, numbers)) and tuple(map(int, numbers)) < _FIRST_VERSION:
+        first = ".".join(map(str, _FIRST_VERSION))
+        return (
+            f"A Redis Cluster needs version {first} or newer of the Python package redis, but {redis.__version__} is"
+            " installed."
+        )
+    return ""
+
+
 def _forked() -> None:
     global _lock
     _lock = threading.Lock()
@@ -87,6 +103,8 @@ class ClusterWire(Wire):
 
     def __init__(self, source: RedisCluster, timeout: float) -> None:
         manager: Any = source.nodes_manager
+        if problem := problem_of_redis_py():
+            raise ImproperlyConfigured(problem)
         if source.read_from_replicas or source.load_balancing_strategy:
             raise ImproperlyConfigured(
                 "a cluster's replicas cannot decide: leave out read_from_replicas and load_balancing_strategy"

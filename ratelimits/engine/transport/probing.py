@@ -6,14 +6,18 @@ no breaker is open. An idle process also asks, so its first request after an out
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
 
-logger = logging.getLogger(__name__)
+from redis.exceptions import RedisError
+
+from ratelimits import logs
+from ratelimits.engine.transport.connection import Unavailable
+
+logger = logs.bounded(__name__)
 
 #: Seconds between two probes.
 PAUSE = 1.0
@@ -71,8 +75,11 @@ class Prober:
                 if breaker.is_open:
                     try:
                         probe()
-                    except Exception as error:  # noqa: BLE001  (any error means: not yet)
+                    except (Unavailable, RedisError, OSError) as error:
                         logger.debug("Redis is not back yet: %s", error)
+                        continue
+                    except Exception:  # a mistake in this app: the thread must go on, but somebody must hear of it
+                        logger.exception("It cannot be asked whether Redis is back. Requests are not decided.")
                         continue
                     breaker.succeeded()
             with self._lock:

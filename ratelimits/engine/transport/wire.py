@@ -144,7 +144,7 @@ class Wire:
 
     def _asked(self, *command: str) -> str:
         """Return the reply to a command, which is a text, from a new connection."""
-        connection: Any = self._pool.get_connection()
+        connection: Any = self._pool.get_connection(*self._command_name)
         try:
             connection.send_command(*command)
             reply = connection.read_response()

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,14 @@ from typing import Any
 import pytest
 
 from ratelimits.embedded import EmbeddedServer
-from ratelimits.engine.keys import account_shard
 from ratelimits.engine.server import current_server
-from ratelimits.engine.transport.breaker import FAILURES
+from ratelimits.engine.transport.breaker import FAILURES, Breaker
+from ratelimits.engine.transport.connection import NotSent
 from ratelimits.engine.transport.probing import prober
 from ratelimits.identity import Identity
 from ratelimits.quota import checking
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.status.facts import Level, facts
-from tests.support.cluster import Cluster
 from tests.support.entry_points import away
 from tests.support.eventually import until
 from tests.support.rows import rule
@@ -132,31 +131,19 @@ def test_the_status_page_says_that_the_process_recovers(
     assert (fact.level, fact.word) == (Level.GREEN, "not active (allow)")
 
 
-def test_an_idle_process_notices_that_a_node_of_its_cluster_is_back(tmp_path: Path, servers: TestServers) -> None:
-    cluster = Cluster(tmp_path, server_binary(servers.redis_kind))
-    try:
-        with cluster.settings():
-            rule("burst", capacity=1000)
-            assert checking.check(WHO).decision is not None
-            shard = account_shard("acme", current_server().keyspace.shards)
-            cluster.servers[number := cluster.node_of(shard)].kill()
-            for _ in range(FAILURES):
-                assert checking.check(WHO).decision is None
-            cluster.servers[number].start()
-            assert prober.is_active()
-            until(lambda: not prober.is_active(), "the process noticed")
-            assert checking.check(WHO).decision is not None
-    finally:
-        cluster.stop()
+def test_a_mistake_in_the_probe_is_logged_and_the_thread_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    outcomes: list[Exception | None] = [NotSent("it is away"), TypeError("no such argument"), None]
 
+    def probe() -> None:
+        if (error := outcomes.pop(0)) is not None:
+            raise error
 
-def test_a_node_that_has_left_is_not_asked_any_more() -> None:
-    class Gone:
-        is_open = True
-        succeeded: Callable[[], None]
-
-    gone = Gone()
-    prober.watch(gone, lambda: 1 / 0)
-    assert prober.is_active()
-    prober.forget(gone)
-    until(lambda: not prober.is_active(), "nobody asks")
+    breaker = Breaker(probe=probe)
+    for _ in range(FAILURES):
+        breaker.failed()
+    until(lambda: not breaker.is_open, "the thread asks on")
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "cannot be asked whether Redis is back" in record.getMessage()
+    assert record.exc_info is not None
+    assert record.exc_info[0] is TypeError
+    until(lambda: not prober.is_active(), "the thread has ended")
