@@ -15,7 +15,7 @@ from redis import ConnectionPool
 from redis.exceptions import RedisError
 
 from ratelimits.addresses.proxies import proxies, proxy_networks
-from ratelimits.conf import A_DICT, DEFAULTS, conf, embedded, shown
+from ratelimits.conf import A_DICT, DEFAULTS, conf, embedded, shown, wrong
 from ratelimits.conf.setting_rules import complaint
 from ratelimits.embedded import ServerStartError, valkey_binary
 from ratelimits.engine import Unavailable
@@ -43,7 +43,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
         for name in sorted(project_settings.keys() - DEFAULTS.keys(), key=str)
     ]
     invalid = [
-        checks.Error(f"RATELIMITS[{name!r}] is {shown(project_settings[name], name)}.", hint=hint, id="ratelimits.E002")
+        checks.Error(f"{wrong(name, project_settings[name])}.", hint=hint, id="ratelimits.E002")
         for name in sorted(project_settings.keys() & DEFAULTS.keys())
         if (hint := complaint(name, project_settings[name]))
     ]

@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from ratelimits.conf.setting_rules import complaint
+from ratelimits.conf.setting_rules import complaint, wrong_entry
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -92,15 +92,22 @@ A_DICT = 'Write a dict such as {"CACHE_ALIAS": "ratelimits"}.'
 SECRETS = {"SIGNING_KEY", "SIGNING_KEYS_OLD", "PUSH"}
 
 
-def shown(value: object, name: str = "") -> str:
-    """Return a value as text for a message. The text has at most 200 characters, and does not show a secret."""
+def shown(value: object, name: str = "", most: int = 200) -> str:
+    """Return a value as text for a message. The text has at most `most` characters, and does not show a secret."""
     if name in SECRETS:
         return f"a {type(value).__name__} that is not shown, since it can contain a secret"
     try:
         text = repr(value)
     except ValueError:  # The value is an integer with more digits than Python converts to text.
         text = f"a {type(value).__name__} of too many digits"
-    return text if len(text) <= 200 else f"{text[:197]}..."
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def wrong(name: str, value: object) -> str:
+    """Say what a setting is that is not valid: "RATELIMITS['SHARDS'] is 0". If one entry is wrong, name this entry."""
+    entry = None if name in SECRETS else wrong_entry(name, value)
+    place, part = ("", value) if entry is None else (f"[{shown(entry[0], most=60)}]", entry[1])
+    return f"RATELIMITS[{name!r}]{place} is {shown(part, name)}"
 
 
 class Conf:
@@ -172,7 +179,7 @@ class Conf:
                 raise ImproperlyConfigured(f"RATELIMITS is {shown(project_settings)}. {A_DICT}")
             value = project_settings.get(name, DEFAULTS[name])
             if hint := complaint(name, value):
-                raise ImproperlyConfigured(f"RATELIMITS[{name!r}] is {shown(value, name)}. {hint}")
+                raise ImproperlyConfigured(f"{wrong(name, value)}. {hint}")
             if name in CALLABLES and isinstance(value, str):
                 value = import_string(value)
             self.__dict__[name] = value

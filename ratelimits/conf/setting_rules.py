@@ -327,3 +327,19 @@ def complaint(name: str, value: Any) -> str:
         return f"It is not valid: {error}. Write {rule.hint}"
     except Exception as error:  # noqa: BLE001  (a module that is imported can raise any error)
         return f"It cannot be imported: {type(error).__name__}: {error}. Write {rule.hint}"
+
+
+def wrong_entry(name: str, value: Any) -> tuple[Any, Any] | None:
+    """Return the first entry of a list or dict that is wrong, as (its index or key, the entry).
+
+    Return None if the value is no list and no dict, or if each entry alone would be valid.
+    """
+    if isinstance(value, dict):
+        entries = [(key, {key: entry}) for key, entry in value.items()]
+    elif isinstance(value, list | tuple):
+        entries = [(index, [entry]) for index, entry in enumerate(value)]  # type: ignore[misc]
+    else:
+        return None
+    if complaint(name, type(value)()):
+        return None  # The setting needs another type.
+    return next(((place, value[place]) for place, alone in entries if complaint(name, alone)), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -185,10 +186,36 @@ def test_a_wrong_value_is_an_error_and_is_never_used(name: str) -> None:
 def refused(name: str, value: Any) -> None:
     with override_settings(RATELIMITS={**settings.RATELIMITS, name: value}):
         found = [error for error in checks.run_checks(tags=["ratelimits"]) if error.id == "ratelimits.E002"]
-        assert [f"RATELIMITS[{name!r}] is " in error.msg for error in found] == [True]
+        assert [f"RATELIMITS[{name!r}]" in error.msg and " is " in error.msg for error in found] == [True]
         assert "Write " in str(found[0].hint)
         assert len(found[0].msg) < 300
-        with pytest.raises(ImproperlyConfigured, match=rf"(?s)^RATELIMITS\['{name}'\] is .*Write "):
+        with pytest.raises(ImproperlyConfigured, match=rf"(?s)^RATELIMITS\['{name}'\](\[.*\])? is .*Write "):
+            getattr(conf, name)
+
+
+FILES = {f"/files/{number}/": {"scope": f"files-{number}", "cost": 2} for number in range(30)}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("PATHS", {**FILES, "/login/": {"scop": "login"}}, "['/login/'] is {'scop': 'login'}"),
+        ("PATHS", [*FILES, "login/"], "[30] is 'login/'"),
+        ("PATHS", {**FILES, "x" * 500: {}}, f"['{'x' * 56}...] is {{}}"),
+        ("METERS", [*(f"meter-{number}" for number in range(99)), "two words"], "[99] is 'two words'"),
+        ("TRUSTED_PROXIES", ["10.0.0.0/8", "10.1.2.3/8/9"], "[1] is '10.1.2.3/8/9'"),
+        ("UNITS", {"traffic": "MB", "tokens": ""}, "['tokens'] is ''"),
+        ("METERS", ["a"] * 1_001, " is ['a', 'a', "),  # each of them is right
+        ("METERS", {"a": "b"}, " is {'a': 'b'}"),  # it should be a list
+        ("PUSH", {"stripe": {"KEY": "sk_live_1"}}, " is a dict that is not shown, since it can contain a secret"),
+        ("SIGNING_KEYS_OLD", ["secret", 7], " is a list that is not shown, since it can contain a secret"),
+    ],
+)
+def test_the_wrong_entry_of_a_long_setting_is_named(name: str, value: Any, said: str) -> None:
+    with override_settings(RATELIMITS={**settings.RATELIMITS, name: value}):
+        (error,) = [error for error in checks.run_checks(tags=["ratelimits"]) if error.id == "ratelimits.E002"]
+        assert error.msg.startswith(f"RATELIMITS['{name}']{said}")
+        with pytest.raises(ImproperlyConfigured, match=f"^{re.escape(error.msg)}"):
             getattr(conf, name)
 
 
