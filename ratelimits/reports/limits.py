@@ -222,7 +222,7 @@ def _read(using: str, keys: set[str]) -> _Overrides:
         kind="keyoverride", shard__in={key_shard(key) for key in keys}, key__in=keys
     )
     deleted = tombstones.order_by().values_list("row", flat=True)
-    return _of_history(using, set(rows.order_by().values_list("pk", flat=True).union(deleted)))
+    return _of_history(using, set(rows.order_by().values_list("pk", flat=True).union(deleted).order_by()))
 
 
 def _of_history(using: str, ids: set[int]) -> _Overrides:

@@ -202,7 +202,7 @@ def _plan_meters(using: str) -> frozenset[str]:
         model._default_manager.using(using).order_by().values_list("meter", flat=True)
         for model in (PlanInclusion, PlanPrice)
     )
-    return frozenset(included.union(priced))
+    return frozenset(included.union(priced).order_by())  # the union would have the order of the first model
 
 
 def _read_changes(using: str, current: Rows, version: int) -> Rows:
