@@ -50,11 +50,25 @@ def _test(session: nox.Session, *constraints: str) -> None:
     session.run("python", "-m", "pytest", "-q", "-n", "2", "-m", "not slow and not system", *(session.posargs or TESTS))
 
 
+def _test_everywhere(session: nox.Session, **environment: str) -> None:
+    """Run all fast tests, and the tests of the admin's pages, in a project whose settings follow the environment."""
+    session.install("-r", "requirements.txt")
+    session.env.update(environment)
+    run = ("python", "-m", "pytest", "-q", "-n", "2")
+    session.run(*run, "-m", "not slow and not system", *(session.posargs or ["tests"]))
+    if not session.posargs:
+        session.run(*run, *(f"tests/admin/test_{name}.py" for name in ("access", "lists", "forms")))
+
+
 @nox.session(python="3.11")
 def floor(session: nox.Session) -> None:
     """Test the lowest version of each package that `_floors` lists."""
     # From 5.7, the Redis broker of kombu needs redis 6.1. This session tests an older redis.
     _test(session, *_floors(), "kombu<5.7")
+    if not session.posargs:
+        # The lowest version for a cluster.
+        session.install("redis==6.0.0")
+        session.run("python", "-m", "pytest", "-q", "tests/end_to_end/test_cluster.py")
 
 
 @nox.session(python="3.12")
@@ -87,11 +101,13 @@ def without(session: nox.Session, missing: str) -> None:
 @nox.session(python="3.12")
 def naive(session: nox.Session) -> None:
     """Run all fast tests, and the tests of the admin's pages, as in a project with `USE_TZ=False` west of UTC."""
-    session.install("-r", "requirements.txt")
-    session.env["RATELIMITS_TEST_NAIVE"] = "America/Los_Angeles"
-    run = ("python", "-m", "pytest", "-q", "-n", "2")
-    session.run(*run, "-m", "not slow and not system", *(session.posargs or ["tests"]))
-    session.run(*run, "tests/admin/test_access.py", "tests/admin/test_lists.py", "tests/admin/test_forms.py")
+    _test_everywhere(session, RATELIMITS_TEST_NAIVE="America/Los_Angeles")
+
+
+@nox.session(python="3.12")
+def below(session: nox.Session) -> None:
+    """Run all fast tests, and the tests of the admin's pages, as in a project below a path (`FORCE_SCRIPT_NAME`)."""
+    _test_everywhere(session, RATELIMITS_TEST_SCRIPT_NAME="/app")
 
 
 @nox.session(default=False)

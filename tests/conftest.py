@@ -18,6 +18,7 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from tests.support import forked
+from tests.support.below import SITE, serve_below_site
 from tests.support.eventually import until
 from tests.support.garbage import collect_garbage
 from tests.support.servers import TestServers
@@ -111,6 +112,13 @@ def _tests_are_announced() -> None:
     from ratelimits.testing import prepare_tests
 
     prepare_tests()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _script_name() -> None:
+    """Send the requests of all tests below a path, if the project is served there (`nox -s below`)."""
+    if SITE:
+        serve_below_site()
 
 
 @pytest.fixture(scope="session")

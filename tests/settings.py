@@ -10,6 +10,7 @@ import django
 
 from project.settings import *  # noqa: F403
 from project.settings import CACHES, DATABASES, RATELIMITS
+from tests.support.below import SITE
 
 # A file, because other threads and processes cannot see the rows of SQLite in memory.
 DATABASES["default"]["TEST"] = {"NAME": os.environ["RATELIMITS_TEST_DATABASE_NAME"]}
@@ -44,3 +45,7 @@ if django.VERSION >= (6, 1):
 # A project without Django's support of time zones: all tests pass with this zone too.
 if os.environ.get("RATELIMITS_TEST_NAIVE"):
     USE_TZ, TIME_ZONE = False, os.environ["RATELIMITS_TEST_NAIVE"]
+
+# A project that its server serves below a path: all fast tests pass there too.
+if SITE:
+    FORCE_SCRIPT_NAME = SITE

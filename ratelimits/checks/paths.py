@@ -106,8 +106,10 @@ def _places_of_files() -> Iterator[str]:
     """Yield the paths of static files and media on this site. A middleware can serve them without a view."""
     for url in (settings.STATIC_URL, settings.MEDIA_URL):
         place = urlsplit(url or "")
-        if not place.netloc and place.path.strip("/"):
-            yield f"/{place.path.removeprefix(_script_name()).lstrip('/')}"
+        # Django puts the script name before these settings, also before an empty MEDIA_URL, which is no place.
+        below = place.path.removeprefix(_script_name()).lstrip("/")
+        if not place.netloc and below:
+            yield f"/{below}"
 
 
 def _languages(patterns: Iterable[Any]) -> list[str]:

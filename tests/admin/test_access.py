@@ -35,6 +35,7 @@ from ratelimits.models import (
     Rule,
     ShardState,
 )
+from tests.support.below import SITE
 from tests.support.rows import NEEDED
 
 pytestmark = pytest.mark.django_db
@@ -366,7 +367,7 @@ def test_a_page_is_for_staff(model: type[models.Model], name: str) -> None:
         values, before = posted(model, name, row), state()
         for response in (client.get(url), client.post(url, values)):
             assert response.status_code == 302, who
-            assert response["Location"].startswith("/admin/login/"), who
+            assert response["Location"].startswith(f"{SITE}/admin/login/"), who
         assert state() == before, who
 
 

@@ -18,6 +18,7 @@ from django.utils.timezone import now
 
 from ratelimits.admin.exports import ReportDownloads
 from ratelimits.models import Adjustment, Report
+from tests.support.below import SITE
 from tests.support.reports.invoices import account, close, spend
 from tests.support.usage.traffic import flow
 
@@ -36,7 +37,7 @@ site = admin.AdminSite()
 site.register(Report, ReportAdmin)
 urlpatterns = [path("admin/", site.urls)]
 
-REPORTS = "/admin/ratelimits/report/"
+REPORTS = f"{SITE}/admin/ratelimits/report/"
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ def test_what_is_no_report_is_not_found(admin_client: Client) -> None:
 @pytest.mark.parametrize("page", ["{pk}/download/", "download/?period=2026-11"])
 def test_who_may_not_view_reports_may_not_download_them(client: Client, report: Report, page: str) -> None:
     url = REPORTS + page.format(pk=report.pk)
-    assert client.get(url)["Location"].startswith("/admin/login/")
+    assert client.get(url)["Location"].startswith(f"{SITE}/admin/login/")
     client.force_login(User.objects.create(username="staff", is_staff=True))
     assert client.get(url).status_code == 403
     viewer = User.objects.create(username="viewer", is_staff=True)

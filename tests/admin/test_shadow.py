@@ -15,12 +15,13 @@ from ratelimits.identity import Identity
 from ratelimits.models import KeyOverride, KeyTotal, Rule, RuleTotal
 from ratelimits.quota.checking import check
 from tests.admin.test_rules import text
+from tests.support.below import SITE
 from tests.support.rows import rule
 from tests.support.usage.traffic import flow
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
 
-URL = "/admin/ratelimits/shadow/"
+URL = f"{SITE}/admin/ratelimits/shadow/"
 
 
 def shadowed(name: str = "strict", **fields: Any) -> Rule:
@@ -57,13 +58,13 @@ def test_it_says_what_each_rule_would_have_refused_and_whom(admin_client: Client
     assert page.index("strict") < page.index("lax")
     assert "The rule would have refused nobody in the last 24 hours." in page
     assert re.search(
-        r'<a href="/admin/ratelimits/inspect/\?q=user%3A1&amp;account=1">user:1</a></th><td>1</td><td>3<', html
+        rf'<a href="{SITE}/admin/ratelimits/inspect/\?q=user%3A1&amp;account=1">user:1</a></th><td>1</td><td>3<', html
     )
     assert html.count('<svg class="ratelimits-bars ratelimits-shadow"') == 1
     assert len(re.findall(r'<tr><th scope="row">\d\d:00</th>', html)) == 24
-    assert f'<a class="button" href="/admin/ratelimits/rule/{strict.pk}/enforce/">Enforce now</a>' in html
+    assert f'<a class="button" href="{SITE}/admin/ratelimits/rule/{strict.pk}/enforce/">Enforce now</a>' in html
     assert (
-        '<a href="/admin/ratelimits/shadow/">Shadow-refused</a>'
+        f'<a href="{SITE}/admin/ratelimits/shadow/">Shadow-refused</a>'
         in admin_client.get("/admin/ratelimits/status/").content.decode()
     )
 
@@ -198,4 +199,4 @@ def test_parts_of_the_page_are_for_those_who_may_see_them(client: Client) -> Non
     assert client.get(URL).status_code == 403
     url = f"/admin/ratelimits/rule/{row.pk}/enforce/"
     response = client.post(url, confirmation(client, url))
-    assert response["Location"] == "/admin/ratelimits/rule/"
+    assert response["Location"] == f"{SITE}/admin/ratelimits/rule/"

@@ -20,6 +20,7 @@ from ratelimits.admin.status import tags
 from ratelimits.admin.status.index import GROUPS, in_groups
 from ratelimits.conf import DEFAULTS
 from ratelimits.models import ConfigVersion, DurabilityGap, KeyTotal, QuarantinedBatch, Rule
+from tests.support.below import SITE
 from tests.support.engine.proxy import Proxy
 from tests.support.entry_points import away, short_timeout
 from tests.support.rows import rule
@@ -30,7 +31,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 #: One client for all users, because making a client reads all static files.
 CLIENT = Client()
-URL, INDEX = "/admin/ratelimits/status/", "/admin/"
+URL, INDEX = f"{SITE}/admin/ratelimits/status/", "/admin/"
 
 
 def page(client: Client, url: str = URL) -> str:
@@ -67,8 +68,8 @@ def test_the_page_shows_facts_charts_and_lists_with_links(admin_client: Client) 
     assert "Redis answers in" in shown
     assert "Admitted: 3" in shown
     assert "Refused: 1" in shown
-    assert f'<a href="/admin/ratelimits/rule/{row.pk}/change/">search</a>' in html
-    assert '<a href="/admin/ratelimits/line/?q=%3Cb%3Eacme+0+api_key%3A1">api_key:1</a>' in html
+    assert f'<a href="{SITE}/admin/ratelimits/rule/{row.pk}/change/">search</a>' in html
+    assert f'<a href="{SITE}/admin/ratelimits/line/?q=%3Cb%3Eacme+0+api_key%3A1">api_key:1</a>' in html
     assert "mostly by search" in shown
     assert html.count('<svg class="ratelimits-bars') == 2, (
         "nothing was refused by shadow rules or let through unmetered"
@@ -125,8 +126,8 @@ def test_links_lead_only_to_what_a_user_may_see() -> None:
     use_some()
     html = page(user_with("view_status"))
     assert "Refused: 1" in text(html)
-    assert re.findall(r'href="/admin/ratelimits/(?:rule|line|batch|quarantinedbatch|durabilitygap)/', html) == []
-    assert 'href="/admin/ratelimits/rule/' in page(user_with("view_status", "view_rule"))
+    assert re.findall(rf'href="{SITE}/admin/ratelimits/(?:rule|line|batch|quarantinedbatch|durabilitygap)/', html) == []
+    assert f'href="{SITE}/admin/ratelimits/rule/' in page(user_with("view_status", "view_rule"))
 
 
 def test_there_is_nothing_to_change_or_to_delete(admin_client: Client) -> None:

@@ -13,6 +13,7 @@ from django.test import Client
 from ratelimits.admin import suggestions
 from ratelimits.models import Account, KeyTotal, Plan, PlanMembership
 from ratelimits.models.status.totals import DAY
+from tests.support.below import SITE
 from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db
@@ -94,7 +95,7 @@ def test_keys_and_accounts_are_suggested_to_those_who_may_use_the_inspector(clie
             page = client.get(f"/admin/ratelimits/{form}/").content.decode()
             assert ("ratelimits/keys.js" in page) == suggested, form
             (tag,) = re.findall(rf'<input[^>]*name="{name}"[^>]*>', page)
-            assert (f'data-ratelimits-keys="/admin/ratelimits/inspect/{kind}/"' in tag) == suggested
+            assert (f'data-ratelimits-keys="{SITE}/admin/ratelimits/inspect/{kind}/"' in tag) == suggested
             assert 'maxlength="' in tag
             assert (f'<datalist id="id_{name}_keys">' in page) == suggested
 

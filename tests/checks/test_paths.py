@@ -104,6 +104,8 @@ def test_static_files_and_media_need_no_view() -> None:
     assert unknown(["/static/", "/media/"], *URLS, **elsewhere) == ["/static/", "/media/"]
     below = {"STATIC_URL": "/app/static/", "FORCE_SCRIPT_NAME": "/app"}
     assert unknown(["/static/"], *URLS, **below) == []
+    nothing = {"STATIC_URL": "/app/static/", "MEDIA_URL": "/app/", "FORCE_SCRIPT_NAME": "/app"}  # Django's MEDIA_URL
+    assert unknown(["/static/", "/stat/"], *URLS, **nothing) == ["/stat/"]
 
 
 LANGUAGES = [("en", "English"), ("de", "German"), ("zh-hans", "Chinese")]

@@ -39,6 +39,7 @@ from ratelimits.quota.operating import reset
 from ratelimits.status.facts import Fact, Level, facts
 from ratelimits.throttling import QuotaThrottle
 from tests.identity.conftest import Device, Team, request, token_user
+from tests.support.below import SITE
 from tests.support.entry_points import counted
 from tests.support.rows import rule
 
@@ -235,7 +236,9 @@ def test_any_other_answer_of_a_hook_is_an_error_that_names_setting_view_and_type
         answer = memoryview(answer)  # bytes are a secret, which need not be a text
         said = "type memoryview"
     hooks(**{name: lambda request: answer})
-    with pytest.raises(ImproperlyConfigured, match=rf"RATELIMITS\['{name}'\] returned .*{said} for /\. It must return"):
+    with pytest.raises(
+        ImproperlyConfigured, match=rf"RATELIMITS\['{name}'\] returned .*{said} for {SITE}/\. It must return"
+    ):
         ask(request())
 
 

@@ -20,6 +20,7 @@ from ratelimits.ninja import limited
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.receipts import settle
 from ratelimits.unknown_names.urlconf import named_by_views
+from tests.support.below import SITE
 from tests.support.entry_points import begin_afresh, counted
 from tests.support.raw import RawRedis
 from tests.support.rows import rule
@@ -176,7 +177,7 @@ def test_a_cost_a_key_and_a_true_cost_work_as_for_other_views(redis_client: RawR
     assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 200]
     assert "RateLimit" in answers[0]
     assert asyncio.run(AsyncClient().get("/api/aplain/2"))["RateLimit"].startswith('"tokens";r=3;t=')
-    assert "number" not in api.get_openapi_schema()["paths"]["/api/notes"]["post"].get("parameters", [])
+    assert "number" not in api.get_openapi_schema()["paths"][f"{SITE}/api/notes"]["post"].get("parameters", [])
 
 
 def test_a_meter_that_is_not_known_is_an_error_that_names_the_operation(settings: Any) -> None:
@@ -202,8 +203,8 @@ def test_a_server_error_is_refunded() -> None:
 
 def test_the_argument_for_headers_is_not_in_the_schema() -> None:
     paths = api.get_openapi_schema()["paths"]
-    assert not paths["/api/notes"]["post"].get("parameters")
-    assert [one["name"] for one in paths["/api/plain/{number}"]["get"]["parameters"]] == ["number"]
+    assert not paths[f"{SITE}/api/notes"]["post"].get("parameters")
+    assert [one["name"] for one in paths[f"{SITE}/api/plain/{{number}}"]["get"]["parameters"]] == ["number"]
 
 
 def test_an_operation_without_the_decorator_is_not_limited() -> None:

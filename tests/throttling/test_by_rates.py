@@ -300,7 +300,7 @@ class TestOwnResponse:
         if "plain" in request.GET:
             return None
         said = "away" if answer.unavailable else f"wait {answer.retry_after:.0f}"
-        return HttpResponse(f"{request.path}: {said}", status=420)
+        return HttpResponse(f"{request.path_info}: {said}", status=420)
 
     @pytest.fixture(autouse=True)
     def _with_own_response(self, settings: Any) -> None:

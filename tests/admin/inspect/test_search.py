@@ -14,6 +14,7 @@ from ratelimits.models import Access, Account, KeyOverride, KeyTotal, Plan, Plan
 from ratelimits.models.status.totals import DAY, SUMS, newest_days
 from tests.admin.inspect.test_page import html, text, user_with
 from tests.admin.test_operate import SECRET
+from tests.support.below import SITE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -164,7 +165,7 @@ def test_a_key_of_unknown_or_several_accounts_is_asked_about(admin_client: Clien
     page = html(admin_client, "api_key:9")
     assert "was used by several accounts (acme, beta)" in text(page)
     for one in ("acme", "beta", "-"):
-        assert f'href="/admin/ratelimits/inspect/?q=api_key%3A9&amp;account={one}"' in page
+        assert f'href="{SITE}/admin/ratelimits/inspect/?q=api_key%3A9&amp;account={one}"' in page
     assert "api_key:9 Account: acme" in text(html(admin_client, "api_key:9", account="acme"))
     assert "Without an account." in text(html(admin_client, "api_key:9", account="-"))
     assert "at most 300" in text(html(admin_client, "api_key:9", account="x" * 301))
@@ -173,4 +174,4 @@ def test_a_key_of_unknown_or_several_accounts_is_asked_about(admin_client: Clien
     secret = html(admin_client, SECRET)
     assert "This looks like a secret. Search for the name of the key instead." in text(secret)
     assert f"api_key%3A{SECRET}" not in secret
-    assert 'href="/admin/ratelimits/inspect/?q=api_key%3Anobody-has-this"' in page
+    assert f'href="{SITE}/admin/ratelimits/inspect/?q=api_key%3Anobody-has-this"' in page

@@ -34,12 +34,12 @@ cached = cache_page(60, cache="pages")
 
 
 def page(request: HttpRequest, **arguments: Any) -> HttpResponse:
-    ran.append(request.path)
+    ran.append(request.path_info)
     return HttpResponse(str(len(ran)))
 
 
 def rendered(request: HttpRequest) -> TemplateResponse:
-    ran.append(request.path)
+    ran.append(request.path_info)
     return TemplateResponse(request, engines["django"].from_string(str(len(ran))))
 
 
@@ -49,7 +49,7 @@ def rendered(request: HttpRequest) -> TemplateResponse:
 @limited()
 @cached
 def api(request: Request) -> Response:
-    ran.append(request.path)
+    ran.append(request.path_info)
     return Response(len(ran))
 
 
@@ -62,7 +62,7 @@ class Throttled(APIView):
     throttle_classes = (QuotaThrottle,)
 
     def get(self, request: Request) -> Response:
-        ran.append(request.path)
+        ran.append(request.path_info)
         return Response(len(ran))
 
 
