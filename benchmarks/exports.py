@@ -73,7 +73,14 @@ def finalised(count: int) -> None:
 
     numbers = range(-(-count // _LINES_PER_REPORT))  # rounded up
     Report.objects.bulk_create(
-        Report(account=f"account-{number:06d}", period_start=_START, period_end=_END, timezone="UTC", plan="pro")
+        Report(
+            account=f"account-{number:06d}",
+            period_start=_START,
+            period_end=_END,
+            timezone="UTC",
+            label="2026-11",
+            plan="pro",
+        )
         for number in numbers
     )
     saved_reports = Report.objects.order_by("account").iterator()

@@ -20,7 +20,7 @@ from ratelimits.conf import conf
 from ratelimits.models import ArchivedRange, Line, PeriodUsage, PushDelivery, Report, ReportLine
 from ratelimits.progress import Progress
 from ratelimits.push.verify import verify_pushed
-from ratelimits.reports.periods import month_window, starts_in
+from ratelimits.reports.periods import checked_month
 from ratelimits.reports.verify.configuration import count_without_history, verify_configuration
 from ratelimits.reports.verify.early import verify_early
 from ratelimits.reports.verify.manifest import OLD_FORMAT, compare
@@ -77,8 +77,8 @@ class Verification:
         manifests: Sequence[dict[str, Any]] = (),
         progress: Progress | None = None,
     ) -> None:
-        self._account, self._month, self._manifests = account, month, manifests
-        self._window = None if month is None else month_window(month)
+        self._account, self._manifests = account, manifests
+        self._month = None if month is None else checked_month(month)
         self._using = conf.DATABASE
         recorded = set(ArchivedRange.objects.using(self._using).order_by().values_list("archive", flat=True))
         self._archives = [path for path in archives if path.name in recorded]
@@ -151,22 +151,16 @@ class Verification:
             yield from verifier.findings(report)
 
     def _chosen_reports(self) -> QuerySet[Report]:
-        """Return the reports to verify.
-
-        With `month`, also return a few reports that start in another month by their own time zones. `_reports` leaves
-        these few reports out.
-        """
+        """Return the reports to verify."""
         reports = Report.objects.using(self._using)
         if self._account is not None:
             reports = reports.filter(account=self._account)
-        if self._window is not None:
-            reports = reports.filter(period_start__gte=self._window[0], period_start__lt=self._window[1])
+        if self._month is not None:
+            reports = reports.filter(label=self._month)
         return reports
 
     def _reports(self) -> Iterator[Report]:
-        for report in self._chosen_reports().order_by("account", "period_start", "version").iterator():
-            if self._month is None or starts_in(self._month, report.period_start, report.timezone):
-                yield report
+        yield from self._chosen_reports().order_by("account", "period_start", "version").iterator()
 
     def summary(self) -> str:
         """Return a sentence with the numbers of things that were checked."""

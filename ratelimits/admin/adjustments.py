@@ -13,7 +13,7 @@ from uuid import UUID
 
 from django.contrib import admin, messages
 from django.db import IntegrityError
-from django.db.models import QuerySet
+from django.db.models import Field, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
@@ -124,6 +124,14 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
         except ValueError as error:  # The account's time zone no longer exists.
             return str(error)
 
+    def formfield_for_dbfield(self, db_field: Field[Any, Any], request: HttpRequest | None, **kwargs: Any) -> Any:
+        """Return the field. The help of the moment names the time zone in which the moment is read."""
+        field = super().formfield_for_dbfield(db_field, request, **kwargs)
+        if field is not None and db_field.name == "period_start":
+            zone = _("In the time zone %(zone)s.") % {"zone": moments.zone_name()}
+            field.help_text = format_lazy("{} {}", field.help_text, zone)
+        return field
+
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
         initial: dict[str, Any] = super().get_changeform_initial_data(request)
         # A link to the form can contain the start of the period, in ISO 8601. Ignore a start in another format.
@@ -186,7 +194,7 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
         context = {
             **self.admin_site.each_context(request),
             "title": _("Adjust: %(adjustment)s, %(start)s")
-            % {"adjustment": adjustment, "start": f"{adjustment.period_start:%Y-%m-%d %H:%M:%S %Z}"},
+            % {"adjustment": adjustment, "start": moments.local_text(adjustment.period_start)},
             "opts": self.model._meta,
             "effect": effect,
             "meter": adjustment.meter,

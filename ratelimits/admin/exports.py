@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
+from itertools import islice
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
@@ -14,10 +17,14 @@ from django.http import (
     HttpResponseBase,
     HttpResponseRedirect,
 )
-from django.urls import URLPattern, path, reverse
+from django.urls import NoReverseMatch, URLPattern, path, reverse
+from django.utils.html import format_html_join
+from django.utils.translation import gettext as _
 
 from ratelimits import moments
+from ratelimits.admin.usage import month_text
 from ratelimits.models import Report
+from ratelimits.reports.closing.open_periods import open_periods
 from ratelimits.reports.exports import Format, installed
 from ratelimits.reports.exports.download import ReportDownload, file_stem
 from ratelimits.reports.rows import FINAL
@@ -28,6 +35,10 @@ if TYPE_CHECKING:
     _Base = admin.ModelAdmin[Report]
 else:
     _Base = object
+
+
+#: Maximum number of periods that messages name because a file lacks them.
+_MAX_NAMED = 5
 
 
 class ReportDownloads(_Base):
@@ -69,16 +80,17 @@ class ReportDownloads(_Base):
             raise PermissionDenied
         if report is None:
             raise Http404(f"there is no report {pk}")
-        name = file_stem(report.account, report.period_start, report.version)
+        name = file_stem(report)
         file_format = _format(request)
         return ReportDownload(
             file_format, lines_for(file_format, [statement(report)]), newest_columns(versions(report)), name
         )
 
     def download_month_view(self, request: HttpRequest) -> HttpResponseBase:
-        """Return the usage of all billing periods that start in a month, as a file.
+        """Return the usage of all billing periods of a month, as a file.
 
         `?period=` is the month, and `?format=` is the format. `?final=1` leaves out periods that are not finalised yet.
+        If the file would lack periods, messages first name them and say why. With `?lacking=1`, return the file.
         """
         if not self.has_view_permission(request):
             raise PermissionDenied
@@ -91,10 +103,37 @@ class ReportDownloads(_Base):
             return HttpResponseRedirect(reverse(f"{self.admin_site.name}:ratelimits_report_changelist"))
         name = f"usage-{month}"
         if request.GET.get("final"):
+            if not request.GET.get("lacking") and self._says_what_lacks(request, month):
+                return HttpResponseRedirect(
+                    f"{reverse(f'{self.admin_site.name}:ratelimits_report_changelist')}?{urlencode({'month': month})}"
+                )
             selected = (statement for statement in selected if statement.status == FINAL)
             name += "-final"
         file_format = _format(request)
         return ReportDownload(file_format, lines_for(file_format, selected), columns_version, name)
+
+    def _says_what_lacks(self, request: HttpRequest, month: str) -> bool:
+        """Name the periods of a month that a file of finalised usage lacks, and why. Return whether there are some."""
+        lacking = list(islice(open_periods(month=month), _MAX_NAMED + 1))
+        if not lacking:
+            return False
+        for period in lacking[:_MAX_NAMED]:
+            text = _("The file lacks %(account)s, %(period)s: %(why)s.")
+            values = {"account": period.account or _("anonymous"), "period": month_text(month), "why": period.why}
+            self.message_user(request, text % values, messages.WARNING)
+        links = [
+            (
+                reverse(f"{self.admin_site.name}:ratelimits_report_download_month"),
+                urlencode({**request.GET.dict(), "lacking": 1}),
+                _("Download the file without them"),
+            )
+        ]
+        with suppress(NoReverseMatch):  # Perhaps the project has its own page of reports, without this list.
+            all_of_month = _("All open periods of %(month)s") % {"month": month_text(month)}
+            url = reverse(f"{self.admin_site.name}:ratelimits_report_open")
+            links.append((url, urlencode({"month": month}), all_of_month))
+        self.message_user(request, format_html_join(" · ", '<a href="{}?{}">{}</a>', links), messages.WARNING)
+        return True
 
 
 def _format(request: HttpRequest) -> Format:

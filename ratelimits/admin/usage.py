@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, time, tzinfo
+from datetime import UTC, date, time, tzinfo
 from typing import Any
 from urllib.parse import urlencode
 
@@ -10,9 +10,11 @@ from django.contrib import admin
 from django.db.models import OuterRef, QuerySet, Subquery
 from django.http import HttpRequest
 from django.urls import reverse
+from django.utils.formats import date_format
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits import moments
 from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.admin.searched import AccountSearch
@@ -27,28 +29,36 @@ from ratelimits.models import (
 )
 from ratelimits.models.ledger import moment
 from ratelimits.quota.operating import NO_ACCOUNT
+from ratelimits.reports.periods import Period
 from ratelimits.status.known_keys import typed_key
 
 
 def moment_text(microseconds: int) -> str:
-    """Return a moment (µs since 1970 UTC) as text; "–" for 0."""
-    return f"{moment(microseconds):%Y-%m-%d %H:%M:%S} UTC" if microseconds else "–"
+    """Return a moment (µs since 1970 UTC) as text, in the time zone in which people type moments; "–" for 0."""
+    return f"{moments.local(moment(microseconds)):%Y-%m-%d %H:%M:%S %Z}" if microseconds else "–"
+
+
+def month_text(label: str) -> str:
+    """Return a month like "2026-11" in words, such as "November 2026"."""
+    year, month = map(int, label.split("-"))
+    return date_format(date(year, month, 1), "YEAR_MONTH_FORMAT")
 
 
 def period_text(start: int, end: int, timezone: str) -> str:
-    """Return the start and the end of a billing period as text, in this time zone.
+    """Return the month of a billing period as text, and its start and its end in this time zone.
 
     `start` and `end` are µs since 1970 UTC. If both are midnight, the text has only dates. If the time zone no longer
     exists, UTC is used.
     """
+    month = month_text(Period(start, end, timezone).label)
     zone: tzinfo = UTC
     try:
         zone = calendar.zone(timezone)
     except ValueError:
         timezone = "UTC"
-    moments = [moment(microseconds).astimezone(zone) for microseconds in (start, end)]
-    form = "%Y-%m-%d" if all(edge.time() == time() for edge in moments) else "%Y-%m-%d %H:%M"
-    return f"{moments[0]:{form}} – {moments[1]:{form}} {timezone}"
+    edges = [moment(microseconds).astimezone(zone) for microseconds in (start, end)]
+    form = "%Y-%m-%d" if all(edge.time() == time() for edge in edges) else "%Y-%m-%d %H:%M"
+    return f"{month} ({edges[0]:{form}} – {edges[1]:{form}} {timezone})"
 
 
 def link_to_lines(site: admin.AdminSite, **filters: object) -> str:

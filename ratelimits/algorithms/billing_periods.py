@@ -7,6 +7,10 @@ period is called the *kept period*.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from datetime import UTC, datetime, tzinfo
+
+from ratelimits.algorithms import calendar
 from ratelimits.algorithms.calendar import boundaries
 
 #: Minimum length (µs) of the first period after a kept period. If this first period would be shorter, it is joined with
@@ -18,6 +22,20 @@ SHORTEST = 2 * 86_400_000_000
 Span = tuple[int, int]
 #: The starts of four periods, in µs since 1970 UTC.
 FourStarts = tuple[int, int, int, int]
+
+
+def period_name(label: str, start: int, timezone: str) -> str:
+    """Return the name of a period for people: its month, and its first day if this is not the first of the month.
+
+    `label` is the month of the period's last moment, such as "2026-02". An account can have two periods of a month, so
+    the name "2026-02 (from 2026-01-31)" says which one it is. `start` is in µs since 1970 UTC. If the time zone no
+    longer exists, UTC is used.
+    """
+    zone: tzinfo = UTC
+    with suppress(ValueError):
+        zone = calendar.zone(timezone)
+    day = datetime.fromtimestamp(start // 1_000_000, zone).date().isoformat()
+    return label if day == f"{label}-01" else f"{label} (from {day})"
 
 
 def periods_around(timezone: str, anchor: str | None, kept: Span | None, now: int) -> FourStarts:

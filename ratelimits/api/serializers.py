@@ -13,7 +13,7 @@ from rest_framework import serializers
 from ratelimits.algorithms import calendar
 from ratelimits.api.windows import MAX_DAYS, PagePosition
 from ratelimits.reports.exports import DOWNLOADS, Format
-from ratelimits.reports.periods import month_window
+from ratelimits.reports.periods import checked_month
 
 #: Maximum number of characters of a name in a query. (The ledger has shorter names instead of very long ones.)
 MAX_TEXT = 1000
@@ -58,7 +58,7 @@ class ReportQuery(Query):
     def validate_period(self, month: str) -> str:
         """Return the month. Raise ValidationError if the text is not a month."""
         try:
-            month_window(month)
+            checked_month(month)
         except ValueError as error:
             raise serializers.ValidationError(str(error)) from error
         return month

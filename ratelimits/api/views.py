@@ -78,9 +78,9 @@ class UsageView(APIView):
 class ReportView(APIView):
     """Return the report of a month as a file.
 
-    The report contains the billing periods that start in the month. Finalised periods have the numbers of their newest
-    report. Open periods have provisional numbers. Customers get the report of their own account. Staff who may view
-    reports get the report of all accounts, or of the account that the parameter `account` names.
+    The report contains the billing periods whose last moment is in the month. Finalised periods have the numbers of
+    their newest report. Open periods have provisional numbers. Customers get the report of their own account. Staff who
+    may view reports get the report of all accounts, or of the account that the parameter `account` names.
     """
 
     permission_classes = [IsAuthenticated]

@@ -10,6 +10,7 @@ from django.core.exceptions import ValidationError
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits import moments
 from ratelimits.algorithms.billing_periods import periods_around
 from ratelimits.algorithms.parsing import MAX_PERMITS
 from ratelimits.conf import conf
@@ -172,5 +173,5 @@ class Adjustment(models.Model):
             return ""
         return _(
             "No billing period of this account starts at this moment. The period that contains this moment starts at"
-            " %(start)s."
-        ) % {"start": f"{moment(period_start):%Y-%m-%d %H:%M:%S} UTC"}
+            " %(start)s %(zone)s."
+        ) % {"start": f"{moments.local(moment(period_start)):%Y-%m-%d %H:%M:%S}", "zone": moments.zone_name()}

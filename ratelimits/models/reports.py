@@ -11,6 +11,7 @@ from typing import Any
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.algorithms.billing_periods import period_name
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.ledger import moment
 from ratelimits.moments.columns import UTCDateTimeField
@@ -73,6 +74,9 @@ class Report(models.Model):
     period_start = models.BigIntegerField(_("period start (µs)"))
     period_end = models.BigIntegerField(_("period end (µs)"))
     timezone = models.CharField(_("time zone"), max_length=64)
+    #: The month of the period's last moment in the time zone of the period, such as "2026-11". It is stored with the
+    #: first version, and never changes. An account can have two periods of a month, so it never identifies a period.
+    label = models.CharField(_("month"), max_length=7)
     version = models.PositiveIntegerField(_("version"), default=1)
     plan = models.CharField(_("plan"), max_length=80, blank=True)
     included: Any = models.JSONField(_("included quantities"), default=dict)
@@ -103,10 +107,20 @@ class Report(models.Model):
         constraints = [
             models.UniqueConstraint(fields=["account", "period_start", "version"], name="ratelimits_report_version")
         ]
-        indexes = [models.Index(fields=["-period_start", "account", "-version"], name="ratelimits_report_list")]
+        indexes = [
+            models.Index(fields=["-period_start", "account", "-version"], name="ratelimits_report_list"),
+            models.Index(fields=["label", "account"], name="ratelimits_report_label"),
+        ]
 
     def __str__(self) -> str:
-        return f"{self.account or 'anonymous'} {_day(self.period_start)} v{self.version}"
+        return f"{self.account or 'anonymous'} {self.period_name()} v{self.version}"
+
+    def period_name(self) -> str:
+        """Return the name of the report's period for people, such as "2026-11"."""
+        try:
+            return period_name(self.label, self.period_start, self.timezone)
+        except (OverflowError, OSError, ValueError):
+            return f"{self.label} (from {self.period_start} µs)"
 
 
 class ReportLine(models.Model):

@@ -24,7 +24,7 @@ from ratelimits.models import PushDelivery, PushedReport, PushReceiver, Report
 from ratelimits.progress import Progress
 from ratelimits.push.receivers import Receiver
 from ratelimits.reports.exports.billing import last_second
-from ratelimits.reports.periods import SECOND, moment, month_of, month_window
+from ratelimits.reports.periods import SECOND, moment
 from ratelimits.reports.rows import Row
 from ratelimits.reports.statements import version_rows
 from ratelimits.usage import crash
@@ -78,14 +78,7 @@ def unplanned(receiver: Receiver) -> QuerySet[Report]:
     Reports of months before the receiver's SINCE are left out.
     """
     planned = PushedReport.objects.filter(receiver=receiver.name, report=OuterRef("pk"))
-    start, _end = month_window(receiver.since)
-    reports = Report.objects.using(conf.DATABASE).filter(period_start__gte=start)
-    # At `start` the month begins in the easternmost time zone. In the westernmost zone it begins 26 hours later. So a
-    # period that starts in these 26 hours can still belong to the previous month.
-    near_start = reports.filter(period_start__lt=start + 26 * 3600 * SECOND).order_by()
-    for period_start, zone in near_start.values_list("period_start", "timezone").distinct():
-        if month_of(period_start, zone) < receiver.since:
-            reports = reports.exclude(period_start=period_start, timezone=zone)
+    reports = Report.objects.using(conf.DATABASE).filter(label__gte=receiver.since)
     return reports.exclude(Exists(planned)).order_by("pk")
 
 

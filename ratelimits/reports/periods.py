@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
 
 from ratelimits.algorithms import calendar
-from ratelimits.algorithms.billing_periods import Span, periods_around
+from ratelimits.algorithms.billing_periods import Span, period_name, periods_around
 
 SECOND = 1_000_000
 #: Maximum length of a billing period (µs): two months of 31 days and two more days.
@@ -28,6 +28,24 @@ class Period:
     start: int
     end: int
     timezone: str
+
+    @property
+    def label(self) -> str:
+        """Return the month of the period's last moment, like "2026-11", by the calendar of the period's time zone.
+
+        A period belongs to the file, the manifest and the filter of this month. So each period of a month is over when
+        the month is over in the westernmost time zone.
+        """
+        return month_of(self.end - 1, self.timezone)
+
+    @property
+    def name(self) -> str:
+        """Return the name of the period for people, such as "2026-11" or "2026-02 (from 2026-01-31)"."""
+        return period_name(self.label, self.start, self.timezone)
+
+    def local_end(self) -> str:
+        """Return the end of the period as a local time of its time zone, such as "2026-02-01 00:00"."""
+        return f"{moment(self.end).astimezone(_zone(self.timezone)):%Y-%m-%d %H:%M}"
 
 
 def _first_days(month: str) -> tuple[datetime, datetime]:
@@ -54,6 +72,15 @@ def month_window(month: str) -> tuple[int, int]:
     return calendar.instant(first) - 14 * 3600 * SECOND, calendar.instant(following) + 12 * 3600 * SECOND
 
 
+def span_of(month: str) -> tuple[int, int]:
+    """Return a span (start and end, in µs) that contains all billing periods of a month like "2026-11".
+
+    Raise ValueError if the text is not a month.
+    """
+    start, end = month_window(month)
+    return start - MAX_LENGTH, end
+
+
 def month_in(month: str, timezone: str) -> tuple[int, int]:
     """Return the start and end (µs) of a month like "2026-11" in a time zone; in UTC if the zone does not exist.
 
@@ -71,14 +98,20 @@ def _zone(timezone: str) -> tzinfo:
         return UTC
 
 
-def month_of(start: int, timezone: str) -> str:
+def checked_month(month: str) -> str:
+    """Return the text of a month like "2026-11". Raise ValueError if the text is not a month."""
+    _first_days(month)
+    return month
+
+
+def utc_month_start(at: int) -> int:
+    """Return the start (µs) of the month in UTC that contains a moment."""
+    return month_in(month_of(at, "UTC"), "UTC")[0]
+
+
+def month_of(at: int, timezone: str) -> str:
     """Return the month, like "2026-11", of a moment in a time zone; in UTC if the zone no longer exists."""
-    return f"{moment(start).astimezone(_zone(timezone)):%Y-%m}"
-
-
-def starts_in(month: str, start: int, timezone: str) -> bool:
-    """Return whether the moment `start` is in a month like "2026-11", by the calendar of a time zone."""
-    return month_of(start, timezone) == month
+    return f"{moment(at).astimezone(_zone(timezone)):%Y-%m}"
 
 
 def period_at(timezone: str, anchor: str | None, at: int, kept: Span | None = None) -> Period:

@@ -105,6 +105,7 @@ def own_columns(report: Report) -> list[Any]:
         report.period_start,
         report.period_end,
         report.timezone,
+        report.label,
         report.plan,
         report.included,
         report.since,

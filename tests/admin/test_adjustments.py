@@ -11,7 +11,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.db import IntegrityError, transaction
-from django.test import Client
+from django.test import Client, override_settings
 
 from ratelimits.admin.adjustments import AdjustmentAdmin
 from ratelimits.models import Account, Adjustment, Report, ShardState
@@ -109,6 +109,24 @@ def test_a_period_at_the_end_of_the_calendar_is_an_error_at_its_field(admin_clie
     account(timezone="Pacific/Kiritimati", billing_anchor="2026-01-15T06:00")
     page = admin_client.post(ADD, typed(period_start_0=day))
     assert page.context["adminform"].form.errors["period_start"]
+
+
+def test_the_moment_of_an_error_can_be_typed(admin_client: Client) -> None:
+    """Adjust, in a project in Tokyo, an account in New York: all moments are in the zone in which they are typed."""
+    account(timezone="America/New_York")
+    with override_settings(TIME_ZONE="Asia/Tokyo"):
+        help_text = text(admin_client.get(ADD))
+        assert "In the time zone Asia/Tokyo." in help_text
+        page = admin_client.post(ADD, typed())
+        (error,) = page.context["adminform"].form.errors["period_start"]
+        (day, time, zone) = re.findall(r"starts at ([\d-]+) ([\d:]+) (\S+)\.", error)[0]
+        assert (day, time, zone) == ("2026-09-01", "13:00:00", "Asia/Tokyo")
+        page = admin_client.post(ADD, typed(period_start_0=day, period_start_1=time))
+        assert "2026-09-01 13:00 JST" in text(page)
+        assert admin_client.post(ADD, sent_again(page, _large_meant="1")).status_code == 302
+        for far in ("0001-01-01", "9999-12-31"):
+            assert admin_client.post(ADD, typed(period_start_0=far)).context["adminform"].form.errors["period_start"]
+    assert Adjustment.objects.get().period_start.isoformat() == "2026-09-01T04:00:00+00:00"
 
 
 @pytest.mark.usefixtures("used")

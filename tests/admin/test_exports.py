@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import html
 import io
 import json
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -69,7 +71,7 @@ def test_a_report_s_page_has_a_button_for_each_format(admin_client: Client, repo
 def test_a_report_is_downloaded_as_it_is_printed(admin_client: Client, report: Report) -> None:
     response = admin_client.get(f"{REPORTS}{report.pk}/download/", {"format": "csv"})
     assert response["Content-Type"] == "text/csv; charset=utf-8"
-    assert response["Content-Disposition"] == 'attachment; filename="acme.20261101T000000Z.v1.csv"'
+    assert response["Content-Disposition"] == 'attachment; filename="acme.2026-11.v1.csv"'
     assert body(response).decode() == as_printed()
 
 
@@ -100,7 +102,12 @@ def test_the_list_offers_a_month_of_all_accounts_provisional_ones_too(admin_clie
     assert response["Content-Disposition"] == 'attachment; filename="usage-2026-11.json"'
     lines = json.loads(body(response))["lines"]
     assert [(line["account"], line["status"]) for line in lines] == [("acme", "final"), ("other", "provisional")]
-    final = admin_client.get(f"{REPORTS}download/", {"period": "2026-11", "format": "json", "final": "1"})
+    chosen = {"period": "2026-11", "format": "json", "final": "1"}
+    # The file would lack a period, so it is named first, with the reason.
+    lacks = admin_client.get(f"{REPORTS}download/", chosen, follow=True).content.decode()
+    assert "The file lacks other, November 2026: " in lacks
+    (link,) = re.findall(r'href="([^"]*lacking=1)"', lacks)
+    final = admin_client.get(html.unescape(link))
     assert final["Content-Disposition"] == 'attachment; filename="usage-2026-11-final.json"'
     assert [line["account"] for line in json.loads(body(final))["lines"]] == ["acme"]
 

@@ -86,8 +86,10 @@ def test_finance_closes_a_month_with_a_quarantine_a_leaver_a_late_batch_and_a_wr
     # Open periods: the page says why each is open.
     page = text(finance.get(url(Report, "open")))
     assert "has a quarantined batch: accept or discard it" in page
-    assert listed(finance, month="2025-10") == ["initech 2025-10-01 v1", "leaver 2025-10-01 v1"]
-    assert billed(finance, final="1") == {"leaver": [30, 0], "initech": [60, 20]}
+    assert listed(finance, month="2025-10") == ["initech 2025-10 v1", "leaver 2025-10 v1"]
+    warned = text(finance.get(f"{url(Report)}download/", {"period": "2025-10", "final": "1"}, follow=True))
+    assert "The file lacks acme, October 2025: shard " in warned
+    assert billed(finance, final="1", lacking="1") == {"leaver": [30, 0], "initech": [60, 20]}
     assert set(billed(finance)) == {"acme", "leaver", "initech"}
 
     # The quarantined batch: the page shows what it would add; accept it.
@@ -98,13 +100,13 @@ def test_finance_closes_a_month_with_a_quarantine_a_leaver_a_late_batch_and_a_wr
     done = finance.post(url(QuarantinedBatch), {**chosen, "post": "yes"}, follow=True)
     assert "accepted by finance" in text(done)
     worker()
-    assert "No open period was found." in text(finance.get(url(Report, "open")))
+    assert "No open period of a month that is over was found." in text(finance.get(url(Report, "open")))
     assert billed(finance, final="1")["acme"] == [70, 30]
 
     # A late batch: the report has a further version, and a filter of the list shows it.
     spend(Account.objects.get(identifier="initech"), "2025-10-31T23:59", 5)
     worker()
-    assert listed(finance, month="2025-10", corrected="1") == ["initech 2025-10-01 v2"]
+    assert listed(finance, month="2025-10", corrected="1") == ["initech 2025-10 v2"]
     assert billed(finance)["initech"] == [65, 25]
 
     # An adjustment with a typing error: ten times the intended quantity. It is on a report already.
@@ -114,9 +116,9 @@ def test_finance_closes_a_month_with_a_quarantine_a_leaver_a_late_batch_and_a_wr
     assert "The adjustment is -200 units: 286 % of the 70 units that were used." in text(asked)
     assert finance.post(ADD, sent_again(asked, _large_meant="1")).status_code == 302
     action = {"action": "finalise", "_selected_action": [Adjustment.objects.get().pk]}
-    assert "acme 2025-10-01 v2 was finalised." in text(finance.post(url(Adjustment), action, follow=True))
+    assert "acme 2025-10 v2 was finalised." in text(finance.post(url(Adjustment), action, follow=True))
     again = text(finance.post(url(Adjustment), action, follow=True))
-    assert "is on report acme 2025-10-01 v2." in again
+    assert "is on report acme 2025-10 v2." in again
     assert "open" not in again
     assert billed(finance)["acme"][0] == -130
     right = finance.post(ADD, {**wrong, "quantity": "180", "reason": "-20 was meant, not -200"})
@@ -130,5 +132,5 @@ def test_finance_closes_a_month_with_a_quarantine_a_leaver_a_late_batch_and_a_wr
     day = at("2025-10-12")
     gaps.declare("default", GapKind.WIPE, "1", shard=home_shard("acme"), since=day, until=day + 1)
     worker()
-    assert listed(finance, month="2025-10", gaps__isempty="0") == ["acme 2025-10-01 v4"]
+    assert listed(finance, month="2025-10", gaps__isempty="0") == ["acme 2025-10 v4"]
     assert billed(finance)["acme"] == [50, 10]

@@ -159,8 +159,8 @@ class TestFinalise:
         done = confirmed(admin_client, asked)
         assert "2 reports were finalised: " in text(done)
         assert [str(report) for report in Report.objects.order_by("account")] == [
-            "anonymous 2025-10-01 v1",
-            "acme 2025-10-01 v1",
+            "anonymous 2025-10 v1",
+            "acme 2025-10 v1",
         ]
         line = ReportLine.objects.get(report__account="acme")
         assert (line.consumed_quantity, line.included_quantity, line.overage_quantity) == (7, 5, 2)
@@ -175,11 +175,11 @@ class TestFinalise:
         ShardState.objects.filter(shard=home_shard("late")).update(watermark=at("2025-10-20"))
         again = confirmed(admin_client, asked)
         said = text(again)
-        assert "1 report was finalised: acme 2025-10-01 v1." in said
+        assert "1 report was finalised: acme 2025-10 v1." in said
         assert "The reports would now differ from the reports that you have seen." in said
         assert "requests 13 0 0 13" in said
         assert [report.account for report in Report.objects.all()] == ["acme"]
-        assert "1 report was finalised: anonymous 2025-10-01 v1." in text(confirmed(admin_client, again))
+        assert "1 report was finalised: anonymous 2025-10 v1." in text(confirmed(admin_client, again))
 
     def test_a_changed_price_is_shown_again_also_if_the_rounded_amount_is_the_same(self, admin_client: Client) -> None:
         asked = admin_client.post(url(Report, "finalise"), {"period": [f"{at('2025-10-01')}:acme"]})
@@ -198,7 +198,7 @@ class TestFinalise:
         monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
         asked = admin_client.post(url(Report, "finalise"), {"period": [f"{at('2025-10-01')}:acme"]})
         assert "acme, 2025-10-01 – 2025-11-01 UTC (provisional)" in text(asked)
-        assert "1 report was finalised: acme 2025-10-01 v1." in text(confirmed(admin_client, asked))
+        assert "1 report was finalised: acme 2025-10 v1." in text(confirmed(admin_client, asked))
         values: dict[str, Any] = {"account": "late", "start": at("2025-10-01"), "reason": "the invoice is due"}
         assert "was finalised" in text(admin_client.post(url(Report, "force"), values, follow=True))
         assert Report.objects.count() == 2
@@ -229,7 +229,7 @@ class TestFinalise:
         assert "requests 3 0 0 3" in text(again)
         done = confirmed(admin_client, asked)
         assert "The periods of acme cannot be finalised" in text(done)
-        assert "1 report was finalised: anonymous 2025-10-01 v1." in text(done)
+        assert "1 report was finalised: anonymous 2025-10 v1." in text(done)
         assert [report.account for report in Report.objects.all()] == [""]
 
     def test_it_needs_its_own_permission(self, client: Client) -> None:

@@ -133,7 +133,7 @@ def test_reports_are_verified_by_an_action(admin_client: Client, report: Report,
         answer = admin_client.post(url(Report), {"action": "verify", "_selected_action": [report.pk]}, follow=True)
         return text(answer)
 
-    assert "acme 2026-11-01 v1 is correct." in verify()
+    assert "acme 2026-11 v1 is correct." in verify()
     Line.objects.update(admitted_units=8)
     assert f"line {report.lines.get().line_id} (api_key:1, requests) has consumed_quantity 7" in verify()
     monkeypatch.setattr(pages, "_MAX_VERIFIED", 0)
@@ -157,10 +157,10 @@ def test_a_report_is_adjusted_from_its_page_by_whoever_is_logged_in(
     made = Adjustment.objects.get()
     assert (made.author, made.quantity, made.report) == (admin_user, -2, None)
     action = {"action": "finalise", "_selected_action": [made.pk]}
-    assert "acme 2026-11-01 v2 was finalised." in text(admin_client.post(url(Adjustment), action, follow=True))
+    assert "acme 2026-11 v2 was finalised." in text(admin_client.post(url(Adjustment), action, follow=True))
     made.refresh_from_db()
     assert made.report is not None
-    assert "is on report acme 2026-11-01 v2." in text(admin_client.post(url(Adjustment), action, follow=True))
+    assert "is on report acme 2026-11 v2." in text(admin_client.post(url(Adjustment), action, follow=True))
     assert "Save" not in text(admin_client.get(url(Adjustment, "change", made.pk)))
     assert admin_client.post(url(Adjustment, "delete", made.pk), {"post": "yes"}).status_code == 403
 

@@ -137,7 +137,7 @@ def test_a_report_that_cannot_be_pushed_needs_a_person(answer: Any, why: str, fa
             told = io.StringIO()
             with pytest.raises(CommandError, match="need a person's decision"):
                 call_command("ratelimits_push", stdout=told, **about)
-            assert "  cannot be pushed: globex 2026-10-01 v1: " in told.getvalue()
+            assert "  cannot be pushed: globex 2026-10 v1: " in told.getvalue()
             assert why in told.getvalue()
     assert len(fakes["lago"].taken) == 1
     run(receiver="lago")

@@ -493,7 +493,7 @@ def test_amounts_that_cannot_be_read_are_named_where_they_are_asked_for(
     spend(priced(unit_price="0.10"), "2025-10-10", 7)
     (report,) = close("2025-11-02")
     QuerySet(Report).filter(pk=report.pk).update(**fields)
-    said = "report acme 2025-10-01 v1: its prices or amounts do not have the form"
+    said = "report acme 2025-10 v1: its prices or amounts do not have the form"
     with pytest.raises(CommandError, match=said):
         call_command("ratelimits_report", period="2025-10", format="csv-amounts", stdout=io.StringIO())
     page = admin_client.get(f"/admin/ratelimits/report/{report.pk}/change/")

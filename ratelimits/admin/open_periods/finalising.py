@@ -124,7 +124,7 @@ def _chosen(request: HttpRequest) -> dict[str, list[int]]:
         account = request.POST.get("account", "")
         if "\0" in account:  # PostgreSQL refuses a text with a null character.
             return chosen
-        found = open_periods(account=account or None, over=True)
+        found = open_periods(account=account or None, awaited=True)
         complete = (period for period in found if period.complete)
         subjects = [(period.account, period.start) for period in islice(complete, MAX_CHOSEN)]
     else:

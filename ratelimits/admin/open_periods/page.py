@@ -18,9 +18,10 @@ from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.admin.open_periods.finalising import FinaliseView, chosen_value, may_finalise
-from ratelimits.admin.usage import moment_text, period_text
+from ratelimits.admin.usage import moment_text, month_text, period_text
 from ratelimits.models import QuarantinedBatch, Report
 from ratelimits.reports.closing.open_periods import NotForcedError, OpenPeriod, force, open_periods
+from ratelimits.reports.periods import checked_month
 
 if TYPE_CHECKING:
     _Base = admin.ModelAdmin[Report]
@@ -62,22 +63,28 @@ class OpenPeriods(_Base):
         return self.has_view_permission(request) and may_finalise(request)
 
     def open_view(self, request: HttpRequest) -> HttpResponse:
-        """List the periods that are over but still open, each with the reason why it is open.
+        """List the periods that are still open although their months are over, each with the reason why it is open.
 
-        A period is over when GRACE_SECONDS have passed since its end. With `?account=`, list only the periods of this
-        account. With `?running=1`, also list periods that are not over.
+        With `?account=`, list only the periods of this account. With `?running=1`, also list periods whose months are
+        not over. With `?month=2026-11`, list all open periods of this month.
         """
         if not self.has_view_permission(request):
             raise PermissionDenied
         account, running = request.GET.get("account", ""), "running" in request.GET
         # PostgreSQL refuses a text with a null character.
+        month = request.GET.get("month", "")
+        try:
+            chosen = checked_month(month) if month else None
+        except ValueError as error:
+            self.message_user(request, str(error), messages.ERROR)
+            return HttpResponseRedirect(reverse(f"{self.admin_site.name}:ratelimits_report_open"))
         found = (
-            open_periods(account=account or None, running=running, over=not running)
+            open_periods(account=account or None, running=running, awaited=not running, month=chosen)
             if "\0" not in account
             else iter(())
         )
-        # `open_periods` also yields some periods that are not over.
-        listed = (period for period in found if period.over or running)
+        # `open_periods` also yields some periods that are not awaited.
+        listed = (period for period in found if period.awaited or running or chosen)
         quarantine_url = self._quarantine_url(request)
         rows = [_row(period, quarantine_url) for period in islice(listed, _MAX_ROWS + 1)]
         may_finalise_periods = self._may_finalise(request)
@@ -89,6 +96,8 @@ class OpenPeriods(_Base):
             "more": len(rows) > _MAX_ROWS,
             "account": account,
             "running": running,
+            "month": month,
+            "month_in_words": month_text(month) if month else "",
             "may_finalise": may_finalise_periods,
             "shows_checkboxes": may_finalise_periods and any(row["complete"] for row in rows),
         }

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from functools import reduce
-from operator import or_
 from typing import Any
 from urllib.parse import urlencode
 
@@ -36,7 +34,6 @@ from ratelimits.models import Adjustment, Report
 from ratelimits.models.ledger import moment
 from ratelimits.reports import cross_check
 from ratelimits.reports.gaps import in_words
-from ratelimits.reports.periods import month_in, month_window
 from ratelimits.reports.verify.report import verify_report
 
 #: Maximum number of lines of a report that a web request verifies.
@@ -46,7 +43,7 @@ _MONTHS = 24
 
 
 class MonthFilter(admin.SimpleListFilter):
-    """Filter reports by the month in which their period starts, in the time zone of the report."""
+    """Filter reports by the month of their period: the month of its last moment, in the time zone of the report."""
 
     title = _("month")
     parameter_name = "month"
@@ -61,21 +58,7 @@ class MonthFilter(admin.SimpleListFilter):
         month = self.value()
         if not month:
             return queryset
-        try:
-            start, end = month_window(month)
-        except ValueError:
-            return queryset.none()
-        # The time zone of a report decides in which month its period starts. So first take the reports that start in
-        # this month in any time zone.
-        candidates = queryset.filter(period_start__gte=start, period_start__lt=end)
-        spans = {
-            zone: month_in(month, zone) for zone in candidates.order_by().values_list("timezone", flat=True).distinct()
-        }
-        conditions = (
-            Q(timezone=zone, period_start__gte=first, period_start__lt=after) for zone, (first, after) in spans.items()
-        )
-        no_report = Q(pk__in=())
-        return candidates.filter(reduce(or_, conditions, no_report))
+        return queryset.filter(label=month)
 
 
 class CorrectedFilter(admin.SimpleListFilter):

@@ -1,19 +1,16 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from datetime import datetime
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from ratelimits.algorithms.calendar import instant
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import plural
 from ratelimits.management.progress import shown
 from ratelimits.models.keys import canonical_account
 from ratelimits.reports.closing.close import finalise_each
 from ratelimits.reports.closing.open_periods import NotForcedError, OpenPeriod, force, open_periods, running_count
-from ratelimits.reports.periods import iso
 from ratelimits.usage.tally import tally
 from ratelimits.usage.task_runs import Task, note_run
 
@@ -38,9 +35,9 @@ class Command(ExplainedCommand):
         )
         parser.add_argument(
             "--force",
-            metavar="START",
-            help="close the period of --account that starts at this moment, with the usage that the ledger has now; the"
-            " report states that usage may be missing. Copy the moment from the list of --open",
+            metavar="PERIOD",
+            help="close this period of --account, such as 2026-11, with the usage that the ledger has now; the report"
+            " states that usage may be missing. Copy the period from the list of --open",
         )
         parser.add_argument("--by", help="with --force: the person who decided to close the period")
         parser.add_argument("--reason", help="with --force: the reason")
@@ -55,10 +52,10 @@ class Command(ExplainedCommand):
             with note_run(Task.FINALISE) if options["account"] is None else nullcontext():
                 self._finalise(options["account"])
         printed = 0
-        # Without --open, list only periods that are over. `over` is faster: it leaves out
-        # most accounts without such a period.
-        for period in open_periods(account=options["account"], over=not options["open"]):
-            if period.over or options["open"]:
+        # Without --open, list only periods whose months are over. `awaited` is faster: it leaves out most accounts
+        # without such a period.
+        for period in open_periods(account=options["account"], awaited=not options["open"]):
+            if period.awaited or options["open"]:
                 self.stdout.write(_open_period_text(period))
                 printed += 1
         if options["open"] and not printed:
@@ -75,20 +72,35 @@ class Command(ExplainedCommand):
         if options["account"] is None or not options["by"] or not options["reason"]:
             raise CommandError("--force needs --account, --by and --reason.")
         try:
-            moment = datetime.fromisoformat(options["force"])
-        except ValueError as error:
-            raise CommandError(f"{options['force']!r} is not a moment: copy it from the list of --open.") from error
-        if moment.tzinfo is None:
-            raise CommandError(
-                f"{options['force']!r} has no UTC offset: copy the moment from the list of --open, with the Z."
-            )
-        try:
-            report = force(options["account"], instant(moment), options["by"], options["reason"])
+            report = force(options["account"], _start(options), options["by"], options["reason"])
         except NotForcedError as error:
             raise CommandError(str(error)) from error
         self.stdout.write(f"{report}: {plural(report.line_count, 'line')}, {report.digest}")
 
 
+def _start(options: dict[str, Any]) -> int:
+    """Return the start of the open period that --force names. Raise CommandError if there is no such period."""
+    found = list(open_periods(account=options["account"], running=True))
+    # A month alone is enough if the account has only one open period of this month.
+    for chosen in ((period for period in found if of(period) == options["force"]) for of in (_name, _month)):
+        starts = [period.start for period in chosen]
+        if len(starts) == 1:
+            return starts[0]
+    names = ", ".join(map(_name, found)) or "none"
+    raise CommandError(
+        f"{options['force']!r} is not one of the open periods of {options['account']} (these are: {names}): copy the"
+        " period from the list of --open."
+    )
+
+
+def _name(period: OpenPeriod) -> str:
+    return period.name
+
+
+def _month(period: OpenPeriod) -> str:
+    return period.name[:7]
+
+
 def _open_period_text(period: OpenPeriod) -> str:
     units = ", ".join(f"{count:,} {meter}" for meter, count in period.units.items())
-    return f"open: {period.account or 'anonymous'} {iso(period.start)} ({units or 'adjustments only'}): {period.why}"
+    return f"open: {period.account or 'anonymous'} {period.name} ({units or 'adjustments only'}): {period.why}"

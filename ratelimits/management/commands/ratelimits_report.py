@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from time import time_ns
 from typing import Any
@@ -16,12 +15,14 @@ from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import is_or_are, plural
 from ratelimits.management.progress import shown
 from ratelimits.management.table import table
-from ratelimits.models import PeriodUsage, Report
+from ratelimits.models import Report
 from ratelimits.models.keys import canonical_account
 from ratelimits.reports.amounts import UnreadableError
+from ratelimits.reports.closing.labelled import uncovered_starts
+from ratelimits.reports.closing.open_periods import open_periods
 from ratelimits.reports.exports import FORMATS, Format, format_of_file
 from ratelimits.reports.exports.billing import NotAccepted
-from ratelimits.reports.periods import SECOND, month_window
+from ratelimits.reports.periods import Period, span_of
 from ratelimits.reports.rows import FINAL, PROVISIONAL, Row
 from ratelimits.reports.statements import Statement, columns_of, statements
 from ratelimits.reports.statements.charges import lines_for
@@ -31,11 +32,13 @@ from ratelimits.usage.complete import completeness
 TABLE = "table"
 #: The names of two counts: provisional statements whose period has ended, and those whose period still runs.
 _ENDED, _RUNNING = "ended", "running"
-_HEADERS = ("account", "key", "meter", "used", "included", "over", "refused", "from", "status")
+#: Maximum number of periods that are named because they are not final.
+_MAX_NAMED = 5
+_HEADERS = ("account", "key", "meter", "used", "included", "over", "refused", "month", "status")
 
 
 class Command(ExplainedCommand):
-    help = "Writes the usage of all billing periods that start in a month."
+    help = "Writes the usage of all billing periods of a month: those whose last moment is in the month."
     examples = (
         "--period 2026-11",
         "--period 2026-11 --account acme --format json",
@@ -110,6 +113,8 @@ class Command(ExplainedCommand):
             raise CommandError(f"{output} could not be written: {error.strerror or error}") from error
         if counts[PROVISIONAL]:
             self.stderr.write(_notice(counts, final_only=options["final_only"]))
+            for sentence in _not_final(month, account):
+                self.stderr.write(sentence)
         self.inform(completeness(conf.DATABASE))
 
     def _print_table(self, lines: Iterable[Row]) -> None:
@@ -130,9 +135,9 @@ class Command(ExplainedCommand):
 
 def _cells(row: Row) -> tuple[object, ...]:
     """Return the cells of a report line in the table."""
-    start = datetime.fromtimestamp(row.billing_period_start // SECOND, UTC).date()
+    month = Period(row.billing_period_start, row.billing_period_end, row.timezone).name
     quantities = row.consumed_quantity, row.included_quantity, row.overage_quantity, row.denied_count
-    return row.account, row.key, row.meter, *map(int, quantities), start, row.status
+    return row.account, row.key, row.meter, *map(int, quantities), month, row.status
 
 
 def _statements_to_write(
@@ -172,6 +177,16 @@ def _notice(counts: Counter[str], *, final_only: bool) -> str:
     return " ".join(sentences)
 
 
+def _not_final(month: str, account: str | None) -> Iterator[str]:
+    """Yield a sentence for each of the first awaited periods of the month that have no final report: it says why."""
+    awaited = (period for period in open_periods(account=account, month=month) if period.awaited)
+    for number, period in enumerate(awaited):
+        if number == _MAX_NAMED:
+            yield "There are more: ratelimits_finalise --open lists all of them."
+            return
+        yield f"{period.account or 'anonymous'} {period.name} is not final: {period.why}."
+
+
 def _format(name: str | None, output: str | None) -> Format:
     if name == TABLE:
         raise CommandError("A table is only printed: choose another format for a file.")
@@ -195,11 +210,9 @@ def _save(chunks: Iterator[bytes], path: Path) -> None:
 
 def _line_count(month: str, account: str | None) -> int | None:
     """Return the number of lines, for the progress. Return None if some usage is on no report yet."""
-    start, end = month_window(month)
-    filters = {} if account is None else {"account": account}
-    usage = PeriodUsage.objects.using(conf.DATABASE).filter(**filters, covered=None)
-    if usage.filter(period__gte=start // SECOND, period__lt=end // SECOND).exists():
+    if uncovered_starts(conf.DATABASE, *span_of(month), account):
         return None
-    reports = Report.objects.using(conf.DATABASE).filter(**filters, period_start__gte=start, period_start__lt=end)
+    filters = {} if account is None else {"account": account}
+    reports = Report.objects.using(conf.DATABASE).filter(**filters, label=month)
     lines: int | None = reports.aggregate(lines=Sum("line_count"))["lines"]
     return lines

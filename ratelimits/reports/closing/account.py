@@ -121,7 +121,14 @@ class Closing:
         """Return why a period cannot be closed yet, as a sentence; "" if it can be closed."""
         end = period.end + conf.GRACE_SECONDS * SECOND
         if self._now < end:
-            return _("it can be closed from %(end)s on, by this machine's clock") % {"end": iso(end)}
+            values = {"zone": period.timezone, "end": period.local_end(), "from": iso(end)}
+            if self._now < period.end:
+                text = _(
+                    "in %(zone)s it ends only at %(end)s, and it can be closed from %(from)s on, by this machine's"
+                    " clock"
+                )
+                return text % values
+            return _("it can be closed from %(from)s on, by this machine's clock") % values
         if not self._states:
             return _(
                 "no usage of the account's shard is in the ledger yet: start a Celery worker with beat, or run"
@@ -286,9 +293,8 @@ class Closing:
         versions = self._versions(billing_period.start)
         before = versions[-1]
         late_periods = [billing_period] if with_late_usage else []
-        report = self._report(
-            Period(billing_period.start, before.period_end, before.timezone), before.version + 1, late_periods
-        )
+        period = Period(billing_period.start, before.period_end, before.timezone)
+        report = self._report(period, before.version + 1, late_periods, before.label)
         assert before.pk is not None
         report.plan, report.previous_digest = before.plan, before.digest
         report.included = self._not_used_by_other_names(before.included, billing_period, before.pk)
@@ -310,14 +316,18 @@ class Closing:
         )
         return with_billing_starts(chained.from_iterable(groups), billing_starts)
 
-    def _report(self, period: Period, version: int, periods: list[BillingPeriod]) -> Report:
-        """Return an unsaved report version. Its lines will have the new usage of the billing periods `periods`."""
+    def _report(self, period: Period, version: int, periods: list[BillingPeriod], label: str | None = None) -> Report:
+        """Return an unsaved report version. Its lines will have the new usage of the billing periods `periods`.
+
+        `label` is that of the earlier versions. Without it, calculate the label from the period.
+        """
         shards = [state.shard for state in self._states]
         return Report(
             account=self.account,
             period_start=period.start,
             period_end=period.end,
             timezone=period.timezone,
+            label=period.label if label is None else label,
             version=version,
             since={
                 str(start // SECOND): self._reported_until(start)

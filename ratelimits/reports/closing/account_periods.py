@@ -78,6 +78,12 @@ class AccountPeriods:
             self._terms(max(billing_period.members), billing_period.end - 1).timezone,
         )
 
+    def label(self, billing_period: BillingPeriod) -> str:
+        """Return the month of a billing period, like "2026-11": the stored month if the period has a report."""
+        reports = self._data.reports(self._account)
+        labels = (report.label for report in reports if report.period_start == billing_period.start)
+        return next(labels, None) or self.period(billing_period).label
+
     def next(self) -> Period:
         """Return the period after the last one, by the account's current time zone and anchor day."""
         last = max(period.end for period in self.billing_periods)
@@ -94,6 +100,19 @@ class AccountPeriods:
         `start` is the start (µs) of the period that the adjustment names. This period can be a counted period.
         """
         return next((period for period in self.billing_periods if _belongs_to(start, period)), None)
+
+    def label_of_adjustment(self, start: int) -> str:
+        """Return the month, like "2026-11", of the period of an adjustment, even if this period has nothing else.
+
+        `start` is the start (µs) of the period that the adjustment names.
+        """
+        billing_period = self.of_adjustment(start)
+        if billing_period is not None:
+            return self.label(billing_period)
+        try:
+            return self._data.terms(self._account, None).period(start).label
+        except ValueError:  # The account's time zone no longer exists.
+            return period_at("UTC", None, start).label
 
     def oldest_open_start(self) -> int:
         """Return the start (µs) of the oldest counted period with usage that no report covers; 0 if there is none."""

@@ -23,7 +23,8 @@ from ratelimits.reports.closing.account import Closing
 from ratelimits.reports.closing.account_periods import SHORTEST_MONTH
 from ratelimits.reports.closing.close import ended, mark_as_reported, shards_of, shards_to_lock
 from ratelimits.reports.closing.closing_data import ClosingData
-from ratelimits.reports.periods import SECOND, Period, iso
+from ratelimits.reports.closing.labelled import open_in
+from ratelimits.reports.periods import SECOND, Period, iso, month_of, utc_month_start
 
 
 class NotForcedError(ValueError):
@@ -37,6 +38,7 @@ class OpenPeriod:
     period       the period with its end; None if the account's time zone cannot be read
     over         whether the period ended at least GRACE_SECONDS ago, by this machine's clock; also true if `period` is
                  None
+    awaited      whether people can expect a report: the period is over, or its month is over in UTC
     why          the reason why the period is open, as a sentence
     complete     whether the period can be closed now
     units        billable units so far, by meter; they include adjustments
@@ -51,8 +53,16 @@ class OpenPeriod:
     units: dict[str, int]
     quarantined: Sequence[int] = ()
     complete: bool = False
+    awaited: bool = True
+
+    @property
+    def name(self) -> str:
+        """Return the name of the period for people; its start if the account's time zone cannot be read."""
+        return iso(self.start) if self.period is None else self.period.name
 
 
+#: A period ends at most this time (µs) after the end of its month in UTC: in the westernmost time zone.
+_WESTERNMOST = 12 * 3600 * SECOND
 #: Maximum number of accounts whose data are read together. The page of the admin has at most 200 periods, so one
 #: read is usually enough for this page.
 _MAX_ACCOUNTS = 250
@@ -61,31 +71,47 @@ _COMPLETE = gettext_lazy("its usage is complete: the next ratelimits_finalise cl
 
 
 def open_periods(
-    now: int | None = None, *, account: str | None = None, running: bool = False, over: bool = False
+    now: int | None = None,
+    *,
+    account: str | None = None,
+    running: bool = False,
+    awaited: bool = False,
+    month: str | None = None,
 ) -> Iterator[OpenPeriod]:
     """Yield the periods that have perhaps ended and have no report, sorted by account.
 
     `now` is in µs since 1970 UTC; the default is the time of this machine. With `account`, yield only the periods of
-    this account. With `running`, also yield periods that have not ended.
+    this account. With `running`, also yield periods that have not ended. With `month`, such as "2026-11", yield the
+    open periods of this month alone, also those that have not ended.
 
-    Use `over` if only periods that ended at least GRACE_SECONDS ago are needed. Then this is faster, because most
-    accounts without such a period are not read. But other periods can still be among the results.
+    Use `awaited` if only awaited periods are needed (see `OpenPeriod`). Then this is faster, because most accounts
+    without such a period are not read. But other periods can still be among the results.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
     filters: dict[str, Any] = {} if account is None else {"account": account}
+    if month is not None:
+        for open_period in _of_accounts(using, sorted({name for name, _period in open_in(using, month, account)}), now):
+            if open_period.period is not None and open_period.period.label == month:
+                yield open_period
+        return
     # `covered` is empty while no final report contains the usage.
     usage = PeriodUsage.objects.using(using).filter(covered=None, **filters)
     if not running:
-        until = now - conf.GRACE_SECONDS * SECOND if over else now
+        until = max(now - conf.GRACE_SECONDS * SECOND, utc_month_start(now) + _WESTERNMOST) if awaited else now
         # A row of `usage` has the end of its counted period, but a report can make the billing period end earlier. So
-        # also take periods that started at least SHORTEST_MONTH ago. With `over`, take only the shortened ones.
+        # also take periods that started at least SHORTEST_MONTH ago. With `awaited`, take only the shortened ones.
         may_have_ended = Q(period__lte=(until - SHORTEST_MONTH) // SECOND)
-        if over:
+        if awaited:
             may_have_ended &= _shortened(using)
         usage = usage.filter(ended(until) | may_have_ended)
     queries = (usage, unreported(using, **filters))  # usage and adjustments that are on no report
     names = sorted({name for rows in queries for name in rows.order_by().values_list("account", flat=True).distinct()})
+    yield from _of_accounts(using, names, now, running=running)
+
+
+def _of_accounts(using: str, names: Sequence[str], now: int, *, running: bool = True) -> Iterator[OpenPeriod]:
+    """Yield the open periods of these accounts. With `running`, also those that have not ended."""
     # Nothing is locked here, so accounts of different shards are read together.
     for first in range(0, len(names), _MAX_ACCOUNTS):
         chunk = names[first : first + _MAX_ACCOUNTS]
@@ -164,6 +190,7 @@ def _described(closing: Closing, billing_period: BillingPeriod, now: int, units:
             units=units,
         )
     over = now >= period.end + conf.GRACE_SECONDS * SECOND
+    awaited = over or period.label < month_of(now, "UTC")
     why = closing.obstacle(period)
     return OpenPeriod(
         account=closing.account,
@@ -174,6 +201,7 @@ def _described(closing: Closing, billing_period: BillingPeriod, now: int, units:
         units=units,
         quarantined=closing.quarantined,
         complete=not why,
+        awaited=awaited,
     )
 
 
@@ -227,5 +255,7 @@ def _forcible(closing: Closing, start: int, now: int) -> tuple[BillingPeriod, Pe
     if billing_period is None or period is None:
         raise NotForcedError(f"{closing.account or 'anonymous'} has no open period that starts at {iso(start)}")
     if now < period.end:
-        raise NotForcedError(f"the period ends at {iso(period.end)}: it cannot be billed before")
+        raise NotForcedError(
+            f"the period {period.name} ends at {period.local_end()} in {period.timezone}: it cannot be billed before"
+        )
     return billing_period, period

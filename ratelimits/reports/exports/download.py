@@ -10,6 +10,7 @@ from asgiref.sync import sync_to_async
 from django.http import StreamingHttpResponse
 from django.utils.http import content_disposition_header
 
+from ratelimits.models import Report
 from ratelimits.reports.exports import Format
 from ratelimits.reports.rows import report_id
 
@@ -18,15 +19,17 @@ from ratelimits.reports.rows import report_id
 _MAX_ACCOUNT = 120
 
 
-def file_stem(account: str, start: int, version: int) -> str:
-    """Return the name of the file, without its suffix, of a report of the period from `start` (µs since 1970 UTC).
+def file_stem(report: Report) -> str:
+    """Return the name of the file of a report, without its suffix.
 
-    The name of the report is in it. If the account has a long name, a digest stands for the rest of its name.
+    The account and the name of the period are in it. If the account has a long name, a digest stands for the rest of
+    its name.
     """
-    quoted, _dot, moment = report_id(account, start).rpartition(".")
+    quoted, _dot, _start = report_id(report.account, report.period_start).rpartition(".")
+    period = report.period_name().replace(" (from ", "-from-").rstrip(")")
     if len(quoted) > _MAX_ACCOUNT:
         quoted = f"{quoted[:_MAX_ACCOUNT]}~{blake2b(quoted.encode(), digest_size=8).hexdigest()}"
-    return f"{quoted}.{moment}.v{version}"
+    return f"{quoted}.{period}.v{report.version}"
 
 
 class FileDownload(StreamingHttpResponse):

@@ -26,11 +26,12 @@ from ratelimits.reports.build import (
 from ratelimits.reports.closing.account_periods import AccountPeriods
 from ratelimits.reports.closing.close import home_shard
 from ratelimits.reports.closing.closing_data import ClosingData
+from ratelimits.reports.closing.labelled import uncovered_starts
 from ratelimits.reports.gaps import Gaps
 from ratelimits.reports.included import Included
 from ratelimits.reports.limits import Limits
 from ratelimits.reports.lost_replies import LostReplies
-from ratelimits.reports.periods import MAX_LENGTH, SECOND, Period, month_window, starts_in
+from ratelimits.reports.periods import SECOND, Period, checked_month, span_of
 from ratelimits.reports.rows import FINAL, PROVISIONAL, VERSION, Row, RowMaker
 from ratelimits.reports.statements.unused import candidates
 from ratelimits.reports.terms import RuleBook
@@ -59,7 +60,9 @@ def statements(
     all_accounts: bool = False,
     columns_version: int | None = None,
 ) -> Iterator[Statement]:
-    """Return the statements of all billing periods that start in a month like "2026-11", sorted by account and start.
+    """Return the statements of a month's billing periods, sorted by account and start. The month is like "2026-11".
+
+    A billing period belongs to the month of its last moment, in its own time zone (`Period.label`).
 
     If `account` is given, return only the statements of this account. A finalised report appears only once, in its
     newest version. If `all_accounts` is true, each account without any statement gets a statement with one line of
@@ -70,10 +73,10 @@ def statements(
     if `month` is not a month.
     """
     using = using or conf.DATABASE
-    start, end = month_window(month)
+    start, end = span_of(month)
     version = columns_version or columns_of(month, account=account, using=using)
     used = heapq.merge(
-        _final(using, month, account, start, end),
+        _final(using, month, account),
         _provisional(using, month, account, start, end, version),
         key=lambda statement: (statement.report.account, statement.report.period_start),
     )
@@ -91,8 +94,7 @@ def columns_of(month: str, *, account: str | None = None, using: str | None = No
     So if a month was closed before a column was added, its file does not get this column. If the month has no finalised
     report, return VERSION. Raise ValueError if `month` is not a month.
     """
-    start, end = month_window(month)
-    reports = Report.objects.using(using or conf.DATABASE).filter(period_start__gte=start, period_start__lt=end)
+    reports = Report.objects.using(using or conf.DATABASE).filter(label=checked_month(month))
     if account is not None:
         reports = reports.filter(account=account)
     newest: int | None = reports.aggregate(newest=Max("columns_version"))["newest"]
@@ -110,18 +112,16 @@ def rows(statements: Iterable[Statement]) -> Iterator[Row]:
         yield from statement.rows
 
 
-def _final(using: str, month: str, account: str | None, start: int, end: int) -> Iterator[Statement]:
+def _final(using: str, month: str, account: str | None) -> Iterator[Statement]:
     """Yield the statements of closed periods: each has the newest version of a report."""
-    reports = Report.objects.using(using).filter(period_start__gte=start, period_start__lt=end)
+    reports = Report.objects.using(using).filter(label=month)
     if account is not None:
         reports = reports.filter(account=account)
     newer = Report.objects.filter(
         account=OuterRef("account"), period_start=OuterRef("period_start"), version__gt=OuterRef("version")
     )
     newest = reports.exclude(Exists(newer)).order_by(*in_order(using, "account", "period_start"))
-    for report in newest.iterator(chunk_size=CHUNK):
-        if starts_in(month, report.period_start, report.timezone):
-            yield statement(report)
+    yield from map(statement, newest.iterator(chunk_size=CHUNK))
 
 
 def versions(report: Report) -> Iterator[Report]:
@@ -156,14 +156,13 @@ def version_lines(report: Report) -> Iterator[tuple[Row, str]]:
 def _provisional(
     using: str, month: str, account: str | None, start: int, end: int, version: int
 ) -> Iterator[Statement]:
-    """Yield the statements of open periods. `start` and `end` (µs since 1970 UTC) are those of `month_window`."""
-    condition = Q(period__gte=start // SECOND, period__lt=end // SECOND)
+    """Yield the statements of open periods. `start` and `end` (µs since 1970 UTC) are those of `span_of`."""
+    condition = Q(period__in=uncovered_starts(using, start, end, account))
     if account is not None:
         condition &= Q(account=account)
     rules = RuleBook(using)
-    latest_end = end + MAX_LENGTH  # A period that starts in the month ends before this moment.
     accounts = None if account is None else [account]
-    gaps, lost_replies = Gaps.between(using, start, latest_end), LostReplies(using, start, latest_end, accounts)
+    gaps, lost_replies = Gaps.between(using, start, end), LostReplies(using, start, end, accounts)
     adjusted = of_open_periods(using, start, end, **({} if account is None else {"account": account}))
     # A period can have adjustments but no usage, so each adjusted period gets a group without usage.
     without_usage = (_group_without_usage(name, period) for name, period in adjusted)
@@ -174,7 +173,7 @@ def _provisional(
     open_groups = _open_groups(using, groups)
     for _key, pairs in groupby(open_groups, key=_open_period_and_account):
         first_group, open_period = next(pairs)
-        if starts_in(month, open_period.period.start, open_period.period.timezone):
+        if open_period.period.label == month:
             report = draft(first_group, open_period.period, open_period.included, gaps, version)
             allowance = Allowance(open_period.included.included)
             if open_period.included.shared:
@@ -246,7 +245,7 @@ def _unused(using: str, month: str, account: str | None, start: int, end: int, v
 
     `_with_unused` leaves out the statements of accounts that have another statement.
     """
-    gaps = Gaps.between(using, start, end + MAX_LENGTH)
+    gaps = Gaps.between(using, start, end)
     for group, period, terms in candidates(using, month, account):
         report = draft(group, period, Included(terms.plan, terms.included), gaps, version)
         rows = (RowMaker(report, PROVISIONAL).from_line(unused_line(report)),)
@@ -271,6 +270,7 @@ def draft(group: Group, period: Period, included: Included, gaps: Gaps, columns_
         period_start=period.start,
         period_end=period.end,
         timezone=period.timezone,
+        label=period.label,
         version=0,
         plan=included.plan,
         included=dict(included.included),

@@ -21,7 +21,7 @@ from ratelimits.reports.build import Allowance
 from ratelimits.reports.closing.account import Closing
 from ratelimits.reports.closing.account_periods import AccountPeriods
 from ratelimits.reports.closing.closing_data import ClosingData
-from ratelimits.reports.periods import SECOND, month_of
+from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import USAGE
 from ratelimits.reports.statements import statements
 from ratelimits.reports.terms.price_book import RecordedPrices
@@ -181,7 +181,7 @@ def _provisional(
     )
     included = data.included(account, period.start, period.end)
     allowance, used, has_usage = Allowance(included.included), 0, False
-    for statement in statements(month_of(period.start, period.timezone), account=account, using=using):
+    for statement in statements(period.label, account=account, using=using):
         rows = statement.rows if statement.report.period_start == period.start else ()
         for row in rows:
             if row.charge_category != USAGE:

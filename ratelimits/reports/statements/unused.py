@@ -10,14 +10,14 @@ from django.db.models import F, Min
 from ratelimits.models import Account
 from ratelimits.reports.build import CHUNK, Group, in_order
 from ratelimits.reports.closing.close import home_shard
-from ratelimits.reports.periods import SECOND, Period, month_in, period_at, starts_in
+from ratelimits.reports.periods import SECOND, Period, month_in, period_at
 from ratelimits.reports.terms import Terms, TermsBook
 
 
 def candidates(using: str, month: str, account: str | None) -> Iterator[tuple[Group, Period, Terms]]:
     """Yield three items for each account: a group without usage, the account's billing period, and its terms.
 
-    The billing period is the one that starts in the month, by the current terms. The accounts are sorted by identifier.
+    The billing period is that of the month, by the current terms. The accounts are sorted by identifier.
     An account that was added after the end of this period is left out.
     """
     accounts = Account.objects.using(using).annotate(account=F("identifier"))
@@ -31,13 +31,20 @@ def candidates(using: str, month: str, account: str | None) -> Iterator[tuple[Gr
         for name in chunk:
             terms = by_name[name]
             _start, following = month_in(month, terms.timezone)
-            try:
-                period = terms.period(following - 1)
-            except ValueError:  # The account's time zone no longer exists.
-                period = period_at("UTC", None, following - 1, terms.kept)
-            if starts_in(month, period.start, terms.timezone) and added.get(name, 0) < period.end:
+            period = _period_at(terms, following - 1)
+            if period.label > month:  # The account's periods do not end with the month.
+                period = _period_at(terms, period.start - 1)
+            if period.label == month and added.get(name, 0) < period.end:
                 group = {"account": name, "period": period.start // SECOND, "first_shard": home_shard(name)}
                 yield group, period, terms
+
+
+def _period_at(terms: Terms, at: int) -> Period:
+    """Return the billing period of an account at a moment; in UTC if the account's time zone no longer exists."""
+    try:
+        return terms.period(at)
+    except ValueError:
+        return period_at("UTC", None, at, terms.kept)
 
 
 def _added(using: str, names: list[str]) -> dict[str, int]:

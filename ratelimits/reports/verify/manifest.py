@@ -1,7 +1,7 @@
 """Write the manifest of a month, and compare it with the database.
 
 A manifest is a signed file outside the database. It shows whether the rows that it lists were changed later. It lists
-the reports of all periods that start in the month, with their digests and totals. For each shard, it has the position
+the reports of the month's periods, with their digests and totals. For each shard, it has the position
 and the digest of the newest batch. It also has digests of rows that no digest in the database protects: adjustments,
 durability gaps, process totals, quarantined batches, kept periods, deliveries, and the history of the configuration.
 """
@@ -20,10 +20,10 @@ from django.db.models import Count, Max
 from ratelimits import signatures
 from ratelimits.algorithms import calendar
 from ratelimits.conf import conf
-from ratelimits.models import Adjustment, ArchivedRange, Batch, KeptPeriod, PeriodUsage, Report, ShardState
+from ratelimits.models import Adjustment, ArchivedRange, Batch, KeptPeriod, Report, ShardState
 from ratelimits.progress import Progress
-from ratelimits.reports.periods import SECOND, iso, month_window, starts_in
-from ratelimits.reports.terms import TermsBook
+from ratelimits.reports.closing.labelled import open_in
+from ratelimits.reports.periods import SECOND, checked_month, month_window
 from ratelimits.reports.verify import manifest_conditional, manifest_history, manifest_sections
 from ratelimits.reports.verify.manifest_sections import TABLES, rows_of
 from ratelimits.usage.packet import chained
@@ -82,7 +82,7 @@ def build(using: str, month: str, progress: Progress | None = None) -> dict[str,
         "time_zones": calendar.ZONES_VERSION,
         "shards": {str(state.shard): [state.position, state.head] for state in states},
         "open": _open(using, month),
-        "unsettled": manifest_sections.unsettled(using, *month_window(month)),
+        "unsettled": manifest_sections.unsettled(using, month),
         "columns": columns,
         "history": history,
         "without_history": manifest_history.digests_without_history(using),
@@ -126,12 +126,12 @@ def _sections(
     # A manifest of the old format does not list the columns of deliveries.
     delivery_columns = columns.get("deliveries", manifest_sections.OUTCOME)
     return {
-        "reports": dict(manifest_sections.reports(using, month, start, end, progress)),
+        "reports": dict(manifest_sections.reports(using, month, progress)),
         **{
-            section: rows_of(table.rows(using, start, end), table.name_column, columns[section])
+            section: rows_of(table.rows(using, month), table.name_column, columns[section])
             for section, table in TABLES.items()
         },
-        "deliveries": dict(manifest_sections.deliveries(using, month, start, end, delivery_columns, progress)),
+        "deliveries": dict(manifest_sections.deliveries(using, month, delivery_columns, progress)),
         "process_totals": dict(manifest_sections.process_totals(using, start, end, progress)),
     }
 
@@ -148,20 +148,11 @@ def _month_totals(reports: Mapping[str, dict[str, Any]]) -> dict[str, list[int]]
 
 def _open(using: str, month: str) -> list[str]:
     """Return the names of the month's periods with usage or adjustments that are not on a report yet."""
-    start, end = month_window(month)
-    usage = PeriodUsage.objects.using(using).filter(covered=None)
-    usage = usage.filter(period__gte=start // SECOND, period__lt=end // SECOND)
-    unreported = TABLES["adjustments"].rows(using, start, end).filter(report=None)
-    unreported = unreported.exclude(approval=Adjustment.Approval.REFUSED)
-    periods = {(account, period * SECOND) for account, period in usage.values_list("account", "period").distinct()}
-    adjusted = unreported.values_list("account", "period_start")
-    periods |= {(account, int(at.timestamp()) * SECOND) for account, at in adjusted}
-    terms = TermsBook(using).of({account for account, _period in periods})
-    return [
-        f"{account or 'anonymous'} {iso(period)}"
-        for account, period in sorted(periods)
-        if starts_in(month, period, terms[account].timezone)
-    ]
+    names = {(account, period.name) for account, period in open_in(using, month)}
+    waiting = TABLES["adjustments"].rows(using, month).filter(report=None, approval=Adjustment.Approval.WAITING)
+    # Perhaps the period of such an adjustment has a report. Then it needs a new version.
+    names |= {(account, month) for account in waiting.values_list("account", flat=True)}
+    return [f"{account or 'anonymous'} {name}" for account, name in sorted(names)]
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -173,7 +164,7 @@ def parse(text: str) -> dict[str, Any]:
                 f"its format is {manifest['format']!r}, but this version of ratelimits reads {FORMAT!r} and"
                 f" {OLD_FORMAT!r}: use the version that wrote the manifest"
             )
-        month_window(manifest["month"])
+        checked_month(manifest["month"])
         checks = [isinstance(manifest[section], dict) for section in _OBJECTS]
         checks += [isinstance(manifest["open"], list)]
         checks += [isinstance(manifest["columns"][section], list) for section in TABLES]
@@ -290,7 +281,7 @@ def _compare_history(
 def _was_replaced(using: str, account: str, month: str) -> bool:
     """Return whether a later kept period of the account has replaced the kept period in the manifest."""
     _start, end = month_window(month)
-    return KeptPeriod.objects.using(using).filter(account=account, start__gte=end).exists()
+    return KeptPeriod.objects.using(using).filter(account=account, end__gt=end).exists()
 
 
 def _heads(using: str, manifest: dict[str, Any], sources: tuple[str, ...], equal: Counter[str]) -> Iterator[str]:

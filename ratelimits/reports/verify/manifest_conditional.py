@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import Any
 
 from ratelimits.engine.server import shards_can_move
-from ratelimits.models import Account, ArchivedRange, Batch, DurabilityGap, GapKind, KeptPeriod, ShardState
+from ratelimits.models import Account, ArchivedRange, Batch, DurabilityGap, GapKind, ShardState
 from ratelimits.models.ledger.gaps import of_shard
 from ratelimits.progress import Progress
 from ratelimits.reports.build import CHUNK
@@ -196,7 +196,7 @@ def _archived_at(using: str) -> dict[str, str]:
 
 
 def _kept_versions(using: str, start: int, end: int) -> dict[str, int]:
-    rows = KeptPeriod.objects.using(using).filter(start__gte=start, start__lt=end)
+    rows = manifest_sections.kept_periods(using, start, end)
     return dict(rows.order_by("account").values_list("account", "version"))
 
 

@@ -26,10 +26,10 @@ from ratelimits.models import (
     Report,
     ReportLine,
 )
-from ratelimits.models.ledger import moment
 from ratelimits.progress import Progress
 from ratelimits.reports.build import CHUNK, in_order
-from ratelimits.reports.periods import SECOND, iso, starts_in
+from ratelimits.reports.closing.labelled import adjustments_of
+from ratelimits.reports.periods import SECOND, iso, month_window
 from ratelimits.reports.rows import report_id
 from ratelimits.usage.process_totals import FOLDED
 from ratelimits.usage.retention.archive import day_of
@@ -57,9 +57,8 @@ class Table(NamedTuple):
     entry_name: str
     #: The column whose value identifies a row in the manifest.
     name_column: str
-    #: Takes the alias of a database, and the start and the end of a span (µs since 1970 UTC). Returns the rows that
-    #: belong to this span.
-    rows: Callable[[str, int, int], QuerySet[Any]]
+    #: Takes the alias of a database, and a month like "2026-11". Returns the rows that belong to this month.
+    rows: Callable[[str, str], QuerySet[Any]]
     #: Columns that are left out of the digest.
     without: frozenset[str] = frozenset()
 
@@ -75,15 +74,13 @@ TABLES = {
         Adjustment,
         "adjustment",
         "reference",
-        lambda using, start, end: Adjustment.objects.using(using).filter(
-            period_start__gte=moment(start), period_start__lt=moment(end)
-        ),
+        lambda using, month: Adjustment.objects.using(using).filter(pk__in=adjustments_of(using, month)),
     ),
     "gaps": Table(
         DurabilityGap,
         "durability gap",
         "event",
-        lambda using, start, end: DurabilityGap.objects.using(using).filter(since__lt=end, until__gte=start),
+        lambda using, month: _gaps(using, *month_window(month)),
         # A person may acknowledge a gap at any time.
         frozenset({"acknowledged_at", "acknowledged_by", "reason"}),
     ),
@@ -91,13 +88,13 @@ TABLES = {
         QuarantinedBatch,
         "quarantined batch",
         "id",
-        lambda using, start, end: _quarantined(using, start, end),
+        lambda using, month: _quarantined(using, *month_window(month)),
     ),
     "kept_periods": Table(
         KeptPeriod,
         "kept billing period of",
         "account",
-        lambda using, start, end: KeptPeriod.objects.using(using).filter(start__gte=start, start__lt=end),
+        lambda using, month: kept_periods(using, *month_window(month)),
         # Leave out `version`: another edit of the account in the same period changes it, which is no error.
         # manifest_conditional compares it.
         frozenset({"id", "version"}),
@@ -111,33 +108,39 @@ def counted(progress: Progress | None, what: str, rows: QuerySet[Any]) -> Iterat
     return found if progress is None else progress.counted(what, found, rows.count())
 
 
-def reports(
-    using: str, month: str, start: int, end: int, progress: Progress | None = None
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def _gaps(using: str, start: int, end: int) -> QuerySet[Any]:
+    """Return the gaps that overlap a span of time (µs since 1970 UTC)."""
+    return DurabilityGap.objects.using(using).filter(since__lt=end, until__gte=start)
+
+
+def kept_periods(using: str, start: int, end: int) -> QuerySet[Any]:
+    """Return the kept periods whose last moment is within a span of time (µs since 1970 UTC)."""
+    return KeptPeriod.objects.using(using).filter(end__gt=start, end__lte=end)
+
+
+def reports(using: str, month: str, progress: Progress | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the name of each report of the month, with the report's digest and totals."""
-    rows = Report.objects.using(using).filter(period_start__gte=start, period_start__lt=end)
+    rows = Report.objects.using(using).filter(label=month)
     # Read the reports before their lines, so that no report is listed without its lines.
     listed = list(rows.order_by("period_start", "account", "version").iterator(CHUNK))
-    within = {"report__period_start__gte": start, "report__period_start__lt": end}
-    sums = ReportLine.objects.using(using).filter(**within).values_list("report", "meter").order_by()
+    sums = ReportLine.objects.using(using).filter(report__label=month).values_list("report", "meter").order_by()
     totals: dict[int, dict[str, list[int]]] = {}
     for report, meter, *counts in counted(
         progress, "totals of reports", sums.annotate(*(Sum(name) for name in _TOTALS))
     ):
         totals.setdefault(report, {})[meter] = counts
     for row in listed:
-        if starts_in(month, row.period_start, row.timezone):
-            yield (
-                _name(row),
-                {
-                    "digest": row.digest,
-                    "lines": row.line_count,
-                    "signature": row.signature,
-                    "finalised_at": row.finalised_at.isoformat(),
-                    "totals": totals.get(row.pk, {}),
-                    **({"amounts": row.amounts} if row.amounts else {}),
-                },
-            )
+        yield (
+            _name(row),
+            {
+                "digest": row.digest,
+                "lines": row.line_count,
+                "signature": row.signature,
+                "finalised_at": row.finalised_at.isoformat(),
+                "totals": totals.get(row.pk, {}),
+                **({"amounts": row.amounts} if row.amounts else {}),
+            },
+        )
 
 
 def _name(report: Report) -> str:
@@ -147,17 +150,15 @@ def _name(report: Report) -> str:
 def deliveries(
     using: str,
     month: str,
-    start: int,
-    end: int,
     columns: Sequence[str] = DELIVERY,
     progress: Progress | None = None,
 ) -> Iterator[tuple[str, str]]:
     """Yield a digest of the deliveries for each report of the month and each billing system."""
-    within = {"report__period_start__gte": start, "report__period_start__lt": end}
-    rows = PushDelivery.objects.using(using).filter(**within).order_by("report_id", "line_id")
+    rows = PushDelivery.objects.using(using).filter(report__label=month).order_by("report_id", "line_id")
     values_of_rows = counted(progress, "deliveries", rows.values_list("report_id", "receiver_id", *columns))
     groups = groupby(values_of_rows, key=itemgetter(0))
-    planned = PushedReport.objects.using(using).filter(**within).order_by("report_id").select_related("report")
+    planned = PushedReport.objects.using(using).filter(report__label=month)
+    planned = planned.order_by("report_id").select_related("report")
     next_group = next(groups, None)
     for pk, group in groupby(planned.iterator(CHUNK), key=lambda pushed: pushed.report_id):
         pushed_reports = list(group)
@@ -178,11 +179,8 @@ def deliveries(
         for _report, receiver, *values in deliveries:
             if receiver in digests:
                 digests[receiver].update(digest_of(_lasting_values(columns, values)).encode())
-        report = pushed_reports[0].report
-        if starts_in(month, report.period_start, report.timezone):
-            yield from (
-                (f"{_name(report)} to {receiver}", digest.hexdigest()) for receiver, digest in sorted(digests.items())
-            )
+        name = _name(pushed_reports[0].report)
+        yield from ((f"{name} to {receiver}", digest.hexdigest()) for receiver, digest in sorted(digests.items()))
 
 
 def _lasting_values(columns: Sequence[str], values: Sequence[Any]) -> list[Any]:
@@ -196,10 +194,10 @@ def _lasting_values(columns: Sequence[str], values: Sequence[Any]) -> list[Any]:
     return [value for column, value in by_column.items() if not (awaits_next_attempt and column in _SENDING)]
 
 
-def unsettled(using: str, start: int, end: int) -> int:
+def unsettled(using: str, month: str) -> int:
     """Return how many of the month's deliveries are neither accepted nor billed in another way."""
-    within = {"report__period_start__gte": start, "report__period_start__lt": end}
-    return PushDelivery.objects.using(using).filter(**within).exclude(state__in=_SETTLED).count()
+    rows = PushDelivery.objects.using(using).filter(report__label=month)
+    return rows.exclude(state__in=_SETTLED).count()
 
 
 def _quarantined(using: str, start: int, end: int) -> QuerySet[Any]:

@@ -93,15 +93,22 @@ class ReportVerifier:
             yield f"it was finalised with {report.line_count} lines, but has {count}"
         if error := signatures.error_of(report.digest, report.signature):
             yield error
-        if report.previous_digest != self._digest_before(report):
+        digest_before, label = self._before(report)
+        if report.previous_digest != digest_before:
             yield "its previous digest is not the digest of the version before it"
+        elif report.label != label:
+            yield f"it belongs to the month {report.label}, but the version before it belongs to {label}"
 
-    def _digest_before(self, report: Report) -> str | None:
-        """Return the digest of the version before `report`: "" before version 1, None if the version is missing."""
+    def _before(self, report: Report) -> tuple[str | None, str]:
+        """Return the digest and the month of the version before `report`.
+
+        Before version 1, the digest is "". If the version is missing, the digest is None.
+        """
         if report.version == 1:
-            return ""
+            return "", report.label
         rows = Report.objects.using(self._using).filter(account=report.account, period_start=report.period_start)
-        return rows.filter(version=report.version - 1).values_list("digest", flat=True).first()
+        before = rows.filter(version=report.version - 1).values_list("digest", "label").first()
+        return (None, "") if before is None else before
 
     def _usage(self, report: Report) -> Iterator[str]:
         """Compare the report with the ledger: first the digests of the chains, then the lines."""

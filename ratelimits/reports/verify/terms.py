@@ -20,7 +20,7 @@ from ratelimits.models import Account, KeptPeriod, PeriodUsage, Plan, PlanPrice,
 from ratelimits.models.keys import key_shard
 from ratelimits.models.raw.adoption import ADOPTION_REASONS, never_recorded
 from ratelimits.reports.included import Included, IncludedBook
-from ratelimits.reports.periods import SECOND, iso
+from ratelimits.reports.periods import SECOND, Period, iso
 from ratelimits.reports.terms import AccountTerms
 from ratelimits.reports.terms.price_book import PriceBook
 
@@ -127,6 +127,9 @@ def _starts(timezone: str, anchor: str, at: int) -> bool:
 
 def _verify_bounds(reports: list[Report], months: Mapping[str, _Months], checked: Counter[str]) -> Iterator[str]:
     for report in reports:
+        label = _label(report)
+        if report.label != label:
+            yield f"report {report} belongs to the month {report.label}, but its last moment is in {label}"
         account_months = months[report.account]
         if report.period_start < account_months.since:
             continue
@@ -134,6 +137,14 @@ def _verify_bounds(reports: list[Report], months: Mapping[str, _Months], checked
         for what, at in (("starts", report.period_start), ("ends", report.period_end)):
             if not account_months.can_start(at):
                 yield f"report {report} {what} at {_when(at)}, but no billing month of its account starts then"
+
+
+def _label(report: Report) -> str:
+    """Return the month to which a report's period belongs; a text about the end if it is outside the calendar."""
+    try:
+        return Period(report.period_start, report.period_end, report.timezone).label
+    except OverflowError:
+        return f"{report.period_end} µs"
 
 
 def _verify_included(using: str, reports: list[Report], terms: AccountTerms, start: int, end: int) -> Iterator[str]:

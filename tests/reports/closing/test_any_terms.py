@@ -30,6 +30,7 @@ from ratelimits.reports.verify.terms import verify_terms
 from ratelimits.rules.loader import Loader
 from tests.support.plain import PLAIN
 from tests.support.reports.edits import edit_at, plan
+from tests.support.reports.files import MonthlyFiles
 from tests.support.usage.traffic import flow, use
 
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Pacific/Kiritimati", "Pacific/Pago_Pago", "Asia/Kolkata")
@@ -93,6 +94,7 @@ class World:
         self.loader = LoaderHere(lambda: self.now)
         self.late: list[tuple[int, dict[str, Any]]] = []
         self.edits = 0
+        self.files = MonthlyFiles(f"{FIRST:%Y-%m}", push="stripe")
 
     def run(self) -> None:
         for _at, act, family in sorted(self.planned(), key=lambda each: each[0]):
@@ -102,6 +104,7 @@ class World:
         for _step in range(4):
             self.now += 35 * DAY
             self.close(everything=True)
+        self.files.take(self.now + 80 * DAY)
         self.now = end
 
     def planned(self) -> Iterator[tuple[int, Any, Any]]:
@@ -158,6 +161,7 @@ class World:
         self.flow()
         ShardState.objects.update(watermark=self.now)
         finalise(self.now)
+        self.files.take(self.now)
 
     def edit(self, family: Family) -> None:
         draw, pk = self.draw, family.row()
@@ -290,7 +294,17 @@ class Findings:
             self.billing_periods(name, list(reports.values()))
         for family in self.world.families:
             self.allowances(family)
+        self.found += self.world.files.differences(self.came_late)
         return self.found
+
+    def came_late(self, report: Report) -> bool:
+        """Return whether all usage of a report came late: perhaps it came after the month's file was taken."""
+        used = self.family[report.account].uses
+        within = [early for name, at, _units, early in used if name == report.account and self.is_in(at, report)]
+        return not any(within)
+
+    def is_in(self, at: int, report: Report) -> bool:
+        return bool(report.period_start <= at < report.period_end)
 
     def usage(self) -> None:
         """Check that every unit of the ledger is on exactly one report, and that the ledger has what was sent."""
@@ -386,7 +400,13 @@ def test_whatever_becomes_of_the_terms(
     late_usage: str, proration: str, long_run: bool, redis_client: redis.Redis, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Try 2,000 accounts over 24 months with `--long`, 500 for each pair of settings; otherwise a few of them."""
-    chosen = {"LATE_USAGE": late_usage, "PRORATION": proration, "SHARDS": 4, "RELOAD_INTERVAL": 300_000_000}
+    chosen: dict[str, Any] = {
+        "LATE_USAGE": late_usage,
+        "PRORATION": proration,
+        "SHARDS": 4,
+        "RELOAD_INTERVAL": 300_000_000,
+    }
+    chosen["PUSH"] = {"stripe": {"KEY": "sk_test", "SINCE": "2025-03"}}
     with override_settings(RATELIMITS={**PLAIN, **chosen}):
         size = (500, 24) if long_run else (3, 4)
         world = World(Random(f"{late_usage} {proration}"), *size, redis_client)

@@ -241,7 +241,7 @@ def test_february_of_a_common_year_ends_on_the_28th() -> None:
 def test_usage_without_an_account_is_reported_as_anonymous() -> None:
     spend("", "2026-10-15", key="anonymous")
     (report,) = close("2026-11-02")
-    assert (report.account, str(report)) == ("", "anonymous 2026-10-01 v1")
+    assert (report.account, str(report)) == ("", "anonymous 2026-10 v1")
 
 
 def break_zone(name: str) -> None:

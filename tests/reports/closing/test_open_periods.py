@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import html
 import io
 import time
 from typing import Any
@@ -8,7 +9,9 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 from django.db.models import QuerySet
+from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
 
 from ratelimits.models import Account, Adjustment, Batch, DurabilityGap, Line, Report, ShardState
 from ratelimits.reports.closing.close import finalise, home_shard
@@ -64,11 +67,18 @@ def test_each_open_period_says_what_it_waits_for() -> None:
 
 
 @pytest.mark.usefixtures("used")
-def test_a_period_in_its_grace_time_is_left_out_if_only_periods_that_are_over_are_asked_for() -> None:
-    (waits,) = open_periods(at("2026-11-01T00:59:59"))
-    assert not waits.over
-    assert list(open_periods(at("2026-11-01T00:59:59"), over=True)) == []
-    (found,) = open_periods(at("2026-11-01T01:00:00"), over=True)
+def test_a_period_is_awaited_when_its_month_is_over() -> None:
+    now = at("2026-10-31T23:59:59")
+    assert [period.awaited for period in open_periods(now)] == [False]
+    assert list(open_periods(now, awaited=True)) == []
+    # In its grace time the month is over, so people look for its report.
+    (waits,) = open_periods(at("2026-11-01T00:59:59"), awaited=True)
+    assert (waits.over, waits.awaited, waits.why) == (
+        False,
+        True,
+        "it can be closed from 2026-11-01T01:00:00Z on, by this machine's clock",
+    )
+    (found,) = open_periods(at("2026-11-01T01:00:00"), awaited=True)
     assert found.over
 
 
@@ -76,8 +86,8 @@ def test_a_period_in_its_grace_time_is_left_out_if_only_periods_that_are_over_ar
 def test_a_period_that_a_report_shortens_is_over_when_that_report_begins() -> None:
     start, end = at("2026-10-29"), at("2026-11-29")
     Report.objects.create(account="acme", period_start=start, period_end=end, timezone="UTC", chain_head="", digest="")
-    assert [period.over for period in open_periods(at("2026-10-29T00:59:59"), over=True)] == [False]
-    (found,) = open_periods(at("2026-10-29T01:00:00"), over=True)
+    assert [period.over for period in open_periods(at("2026-10-29T00:59:59"), awaited=True)] == [False]
+    (found,) = open_periods(at("2026-10-29T01:00:00"), awaited=True)
     assert (found.over, found.period and found.period.end) == (True, start)
 
 
@@ -115,10 +125,44 @@ def test_usage_whose_sum_no_database_holds_keeps_its_account_open_and_no_other()
 @pytest.mark.usefixtures("used")
 def test_a_period_that_is_not_over_waits_for_its_end() -> None:
     (found,) = open_periods(at("2026-10-29"))
-    assert (found.over, found.why) == (
-        False,
-        "it can be closed from 2026-11-01T01:00:00Z on, by this machine's clock",
+    why = "in UTC it ends only at 2026-11-01 00:00, and it can be closed from 2026-11-01T01:00:00Z on"
+    assert (found.over, found.why) == (False, f"{why}, by this machine's clock")
+
+
+def test_a_month_that_is_over_in_utc_but_not_in_new_york_is_named_with_the_reason(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Look for January at 01:30 UTC on 1 February: it lasts until 05:00 UTC in New York, and is in no final file."""
+    spend(account(timezone="America/New_York"), "2026-01-15", 5)
+    spend(account("anchored", billing_anchor="2026-01-10T00:00"), "2026-01-15", 5)
+    flow()
+    for module in ("closing.open_periods", "closing.close"):
+        monkeypatch.setattr(f"ratelimits.reports.{module}.time_ns", lambda: at("2026-02-01T01:30") * 1000)
+    why = (
+        "in America/New_York it ends only at 2026-02-01 00:00, and it can be closed from 2026-02-01T06:00:00Z on, by"
+        " this machine's clock"
     )
+    (found,) = (period for period in open_periods(awaited=True) if period.awaited)
+    assert (found.account, found.name, found.why) == ("acme", "2026-01", why)
+    out, said = io.StringIO(), io.StringIO()
+    call_command("ratelimits_finalise", stdout=out)
+    assert out.getvalue() == f"open: acme 2026-01 (5 requests): {why}\n"
+    call_command("ratelimits_report", period="2026-01", final_only=True, stdout=io.StringIO(), stderr=said)
+    assert f"\nacme 2026-01 is not final: {why}.\n" in said.getvalue()
+    reports = reverse("admin:ratelimits_report_changelist")
+    for page in (
+        admin_client.get(f"{reports}open/"),
+        admin_client.get(f"{reports}open/", {"month": "2026-01"}),
+        admin_client.get(f"{reports}download/", {"period": "2026-01", "final": "1"}, follow=True),
+    ):
+        text = html.unescape(page.content.decode())
+        assert why in text
+        assert "acme" in text
+        assert "January 2026" in text
+        assert "anchored" not in text
+    assert "anchored" in admin_client.get(f"{reports}open/", {"month": "2026-02"}).content.decode()
+    wrong = admin_client.get(f"{reports}open/", {"month": "2026-13"}, follow=True).content.decode()
+    assert "is not a month" in wrong
 
 
 @pytest.mark.usefixtures("used")
@@ -189,14 +233,14 @@ def test_the_command_says_what_is_open_and_closes_by_force() -> None:
     ShardState.objects.update(watermark=at("2025-10-20"))
     out = io.StringIO()
     call_command("ratelimits_finalise", "--open", stdout=out)
-    assert out.getvalue().startswith("open: acme 2025-10-01T00:00:00Z (5 requests): shard ")
-    about = ["--account", "acme", "--force", "2025-10-01T00:00:00Z"]
+    assert out.getvalue().startswith("open: acme 2025-10 (5 requests): shard ")
+    about = ["--account", "acme", "--force", "2025-10"]
     with pytest.raises(CommandError, match="needs --account, --by and --reason"):
         call_command("ratelimits_finalise", *about)
     out = io.StringIO()
     call_command("ratelimits_finalise", *about, "--by", "ada", "--reason", "due", stdout=out)
-    assert out.getvalue().startswith("acme 2025-10-01 v1: 1 line, ")
-    with pytest.raises(CommandError, match="has no open period that starts at 2025-10-01T00:00:00Z"):
+    assert out.getvalue().startswith("acme 2025-10 v1: 1 line, ")
+    with pytest.raises(CommandError, match=r"'2025-10' is not one of the open periods of acme \(these are: none\)"):
         call_command("ratelimits_finalise", *about, "--by", "ada", "--reason", "due")
 
 

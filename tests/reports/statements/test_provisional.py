@@ -90,7 +90,7 @@ def test_anonymous_usage_is_adjusted_like_any_other() -> None:
     adjustment.full_clean()
     adjustment.save()
     (second,) = close("2026-11-03")
-    assert str(second) == "anonymous 2026-10-01 v2"
+    assert str(second) == "anonymous 2026-10 v2"
     assert shown() == [("", "final", "usage", 5, 0, 5), ("", "final", "adjustment", -2, 0, -2)]
     with pytest.raises(Exception, match="No period with anonymous usage"):
         Adjustment(**about, period_start=datetime(2026, 9, 1, tzinfo=UTC)).full_clean()

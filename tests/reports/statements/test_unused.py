@@ -34,8 +34,8 @@ def test_an_account_without_usage_has_one_line_of_zeros() -> None:
     assert (line.account, line.status, line.plan, line.timezone) == ("idle", PROVISIONAL, "plan-idle", "Europe/Berlin")
     assert {getattr(line, name) for name in WHOLE_NUMBERS} == {0}
     assert (line.key, line.meter, line.rule, line.batch_range) == ("", "", "", "")
-    assert line.billing_period_start == at("2026-11-15T00:00+01:00")
-    assert line.billing_period_end == at("2026-12-15T00:00+01:00")
+    assert line.billing_period_start == at("2026-10-15T00:00+02:00")
+    assert line.billing_period_end == at("2026-11-15T00:00+01:00")
     Draft202012Validator(schema()).validate(json.loads(b"".join(FORMATS["json"].stream([line]))))
 
 

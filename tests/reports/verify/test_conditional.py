@@ -186,10 +186,7 @@ def test_a_delivery_that_was_tried_may_be_tried_again() -> None:
 def test_a_manifest_of_the_format_before_verifies_and_proves_less() -> None:
     manifest = build("default", "2026-10")
     del manifest["conditional"], manifest["columns"]["deliveries"]
-    window = at("2026-10-01") - 86_400_000_000, at("2026-11-01")
-    manifest["deliveries"] = dict(
-        manifest_sections.deliveries("default", "2026-10", *window, manifest_sections.OUTCOME)
-    )
+    manifest["deliveries"] = dict(manifest_sections.deliveries("default", "2026-10", manifest_sections.OUTCOME))
     old = parse(json.dumps({**manifest, "format": OLD_FORMAT}))
     Batch.objects.update(fence="none", applied_at=moment(0))
     assert list(compare("default", old)) == []

@@ -47,7 +47,7 @@ def test_a_watermark_that_was_moved_by_hand_is_named_before_and_after_the_usage_
     ShardState.objects.update(watermark=at("2026-11-02"))
     finalise(at("2026-11-02"))
     (finding,) = findings()
-    assert "opened at 2026-10-31 00:00:00 UTC, arrived after report acme 2026-10-01 v1 was finalised" in finding
+    assert "opened at 2026-10-31 00:00:00 UTC, arrived after report acme 2026-10 v1 was finalised" in finding
 
 
 @pytest.mark.usefixtures("acme")
@@ -77,7 +77,7 @@ def test_a_watermark_that_was_moved_back_is_named() -> None:
     ShardState.objects.filter(pk=int(*report.chain)).update(watermark=at("2026-10-20"))
     (finding,) = findings()
     assert "is complete until 2026-10-20" in finding
-    assert "report acme 2026-10-01 v1 is final, and its period ends later, at 2026-11-01" in finding
+    assert "report acme 2026-10 v1 is final, and its period ends later, at 2026-11-01" in finding
 
 
 @pytest.mark.usefixtures("acme")
