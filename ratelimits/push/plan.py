@@ -17,10 +17,10 @@ from itertools import islice
 from django.db import InterfaceError, OperationalError, transaction
 from django.db.models import Exists, OuterRef, QuerySet
 
-from ratelimits import moments
 from ratelimits.conf import conf
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models import PushDelivery, PushedReport, PushReceiver, Report
+from ratelimits.moments.databases import now_of
 from ratelimits.progress import Progress
 from ratelimits.push.receivers import Receiver
 from ratelimits.reports.exports.billing import last_second
@@ -45,7 +45,7 @@ def plan(receiver: Receiver, now: datetime | None = None, progress: Progress | N
     Some reports cannot be planned, for example because CUSTOMER raises an error. They are logged and skipped, and the
     next call tries them again.
     """
-    now = now or moments.now()
+    now = now or now_of(conf.DATABASE)
     planned, last_pk = 0, 0
     total = unplanned(receiver).count() if progress is not None else None
     count = (progress or Progress()).counter(f"reports for {receiver.name}", total)

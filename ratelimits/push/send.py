@@ -14,17 +14,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
-from time import monotonic, time
+from time import monotonic
 from uuid import UUID, uuid4
 
 from django.db import transaction
-from django.db.models import F, QuerySet, Value
+from django.db.models import F, Q, QuerySet, Value
 from django.db.models.functions import Coalesce
 
-from ratelimits import moments
 from ratelimits.conf import conf
 from ratelimits.models import PushDelivery, PushReceiver
 from ratelimits.moments.columns import UTCDateTimeField
+from ratelimits.moments.databases import now_of
 from ratelimits.posting import Connection
 from ratelimits.progress import Progress
 from ratelimits.push.receivers import Receiver
@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 CLAIM = timedelta(minutes=5)
 #: Pause after the first failure of a receiver. Each further failure doubles the pause, up to `MAX_PAUSE`.
 FIRST_PAUSE, MAX_PAUSE = timedelta(seconds=30), timedelta(hours=1)
+#: If an answer was lost more than this time after the present moment, the database's clock was ahead then. So nobody
+#: knows how long ago that was.
+AHEAD = timedelta(minutes=5)
 #: Maximum number of times that a pause is doubled. The pause reaches `MAX_PAUSE` long before. Without this limit,
 #: the computation could exceed the longest timedelta.
 _MAX_DOUBLINGS = 20
@@ -51,8 +54,8 @@ class ClaimedDeliveries:
     """Deliveries that this process has claimed."""
 
     token: UUID
-    #: The moment of the claim, in seconds since 1970 UTC. (A monotonic clock could stop while the machine sleeps.)
-    claimed_at: float
+    #: The moment of the claim, by the database's clock. (A monotonic clock could stop while the machine sleeps.)
+    claimed_at: datetime
     rows: Sequence[PushDelivery]
     #: Primary keys of the deliveries that the receiver certainly did not accept before this claim.
     surely_new: frozenset[int]
@@ -67,29 +70,30 @@ def send(
 ) -> Counter[str]:
     """Send deliveries until none is due, a failure pauses the receiver, or `max_seconds` have passed.
 
-    Return how many deliveries changed to each state. `progress` counts the deliveries that changed.
+    Return how many deliveries changed to each state. `now` is the time of the database's clock by default: the age of a
+    delivery must not depend on the clock of a worker. `progress` counts the deliveries that changed.
     """
     started, last_give_up = monotonic(), float("-inf")
     changed: Counter[str] = Counter()
-    total = waiting(receiver, now or moments.now()).count() if progress is not None else None
+    total = waiting(receiver, now or now_of(conf.DATABASE)).count() if progress is not None else None
     count = (progress or Progress()).counter(f"deliveries to {receiver.name}", total)
     while max_seconds is None or monotonic() - started < max_seconds:
         if monotonic() - last_give_up > _GIVE_UP_INTERVAL:
             last_give_up = monotonic()
-            given_up = give_up(receiver, now or moments.now())
+            given_up = give_up(receiver, now or now_of(conf.DATABASE))
             changed.update(given_up)
             count(given_up.total())
-        claimed = _claim(receiver, now or moments.now())
+        claimed = _claim(receiver, now or now_of(conf.DATABASE))
         if claimed is None:
             break
         crash.reached("push:claimed")
         try:
             outcome = _exchange(receiver, claimed)
         except PushFailed as failure:
-            _pause(receiver, claimed, failure, now or moments.now())
+            _pause(receiver, claimed, failure, now or now_of(conf.DATABASE))
             break
         crash.reached("push:answered")
-        recorded = _record(receiver, claimed, outcome, now or moments.now())
+        recorded = _record(receiver, claimed, outcome, now or now_of(conf.DATABASE))
         changed.update(recorded)
         count(recorded.total())
         crash.reached("push:marked")
@@ -125,7 +129,9 @@ def give_up(receiver: Receiver, now: datetime) -> Counter[str]:
         if retried_for is not None:
             not_recognised = f"perhaps {label} no longer recognises the event"
             note = f"an answer was lost, and {not_recognised}: check if {label} has the event"
-            lost = rows.filter(unsure_since__lte=now - retried_for)
+            unsent = PushDelivery.objects.using(conf.DATABASE).filter(receiver=receiver.name, state=State.WAITING)
+            long_lost = Q(due_at__lte=now, unsure_since__lte=now - retried_for)
+            lost = unsent.filter(long_lost | Q(unsure_since__gt=now + AHEAD))
             changed[State.UNSURE] += lost.update(state=State.UNSURE, note=note)
         if max_age is not None:
             rows = rows.filter(happened_at__lt=now - max_age)
@@ -139,7 +145,7 @@ def give_up(receiver: Receiver, now: datetime) -> Counter[str]:
 
 def _claim(receiver: Receiver, now: datetime) -> ClaimedDeliveries | None:
     """Claim deliveries for the next request and return them; None if nothing is due or the receiver is paused."""
-    token, claimed_at, limit = uuid4(), time(), receiver.service.max_events
+    token, claimed_at, limit = uuid4(), now_of(conf.DATABASE), receiver.service.max_events
     with transaction.atomic(using=conf.DATABASE, durable=True):
         state = PushReceiver.lock(conf.DATABASE, receiver.name)
         if state.paused_until is not None and state.paused_until > now:
@@ -179,7 +185,7 @@ def _exchange(receiver: Receiver, claimed: ClaimedDeliveries) -> PushOutcome:
             # If this process was stopped for a long time, perhaps its claim has ended and another process has sent the
             # events. If the receiver has already forgotten these events, the receiver would accept them a second time.
             # So send nothing in the second half of the claim, because the request must end before the claim ends.
-            if not 0 <= time() - claimed.claimed_at < CLAIM.total_seconds() / 2:
+            if not timedelta() <= now_of(conf.DATABASE) - claimed.claimed_at < CLAIM / 2:
                 raise NoneAccepted("connecting took too long", suspect=False)
             answer = connection.post(content, fields)
     except (OSError, http.client.HTTPException, ValueError) as error:

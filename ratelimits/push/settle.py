@@ -9,9 +9,9 @@ from itertools import groupby
 
 from django.db import transaction
 
-from ratelimits import moments
 from ratelimits.conf import conf
 from ratelimits.models import PushDelivery, PushReceiver
+from ratelimits.moments.databases import now_of
 from ratelimits.progress import Progress
 from ratelimits.push.plan import rendered
 from ratelimits.push.receivers import Receiver
@@ -60,7 +60,7 @@ def settle(
     Raise NotSettledError, and settle nothing, if a line has no delivery, or if the decision does not fit one of the
     deliveries. With AGAIN, also raise this error if no account of the deliveries has a customer.
     """
-    now = now or moments.now()
+    now = now or now_of(conf.DATABASE)
     note = f"{decision} by {by}: {reason}"[:MAX_NOTE]
     with transaction.atomic(using=conf.DATABASE, durable=True):
         PushReceiver.lock(conf.DATABASE, receiver.name)

@@ -18,6 +18,7 @@ from ratelimits.models import Account, PushDelivery, PushReceiver, Report
 from ratelimits.progress import Progress
 from ratelimits.push.plan import deliveries, unplanned
 from ratelimits.push.receivers import Receiver
+from ratelimits.push.send import AHEAD
 from ratelimits.push.settle import TO_DECIDE
 
 State = PushDelivery.State
@@ -134,7 +135,8 @@ def _preview_row(receiver: Receiver, row: PushDelivery, now: datetime) -> tuple[
     """Return a delivery with the state that `send.give_up` would give it, and whether its event would be sent."""
     label, max_age, retried_for = receiver.service.label, receiver.service.max_age, receiver.retried_for
     # As in `give_up`, look for a lost answer first: then the event was perhaps accepted, however old it is.
-    if retried_for is not None and row.unsure_since is not None and row.unsure_since <= now - retried_for:
+    since = row.unsure_since
+    if retried_for is not None and since is not None and not now - retried_for < since <= now + AHEAD:
         row.state, row.note = State.UNSURE, f"an answer was lost, and perhaps {label} no longer recognises the event"
     elif max_age is not None and row.happened_at < now - max_age:
         too_old = f"{label} accepts no event older than {max_age.days} days"

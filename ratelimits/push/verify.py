@@ -18,10 +18,10 @@ from typing import Any
 
 from django.db.models import Count, Exists, OuterRef, Q
 
-from ratelimits import moments
 from ratelimits.conf import conf
 from ratelimits.models import PushDelivery, PushedReport, PushReceiver, Report
 from ratelimits.models.ledger import moment
+from ratelimits.moments.databases import now_of
 from ratelimits.push.receivers import SERVICES
 from ratelimits.push.send import CLAIM, MAX_PAUSE
 from ratelimits.push.service import MAX_WAIT, Service
@@ -123,7 +123,7 @@ def _compared(event: str) -> Any:
 
 def _verify_states(using: str) -> Iterator[str]:
     """Yield a finding for each delivery and billing system whose columns contradict each other."""
-    latest = moments.now() + _MAX_DELAY
+    latest = now_of(using) + _MAX_DELAY
     rows = PushDelivery.objects.using(using).order_by("pk")
     no_customer_or_event = Q(customer="") | Q(event="")
     # Each condition is checked by one query. A process that sends meanwhile cannot cause a finding, because it changes

@@ -17,6 +17,7 @@ from django.test import override_settings
 from ratelimits.conf.setting_rules import LONGEST_POST
 from ratelimits.models import Adjustment, PushDelivery, PushedReport, PushReceiver, Report, ReportLine
 from ratelimits.models.ledger import moment
+from ratelimits.moments.databases import now_of
 from ratelimits.progress import Progress
 from ratelimits.push import send as sending
 from ratelimits.push.plan import plan
@@ -26,6 +27,7 @@ from ratelimits.push.service import NoneAccepted
 from ratelimits.push.settle import NotSettledError, Settlement, settle
 from ratelimits.push.status import preview
 from ratelimits.reports.closing.close import finalise
+from ratelimits.usage import crash
 from tests.push.conftest import NOW
 from tests.push.fakes import Fake, Trouble
 from tests.support.reports.invoices import account, close, spend
@@ -132,7 +134,7 @@ def test_reports_of_before_since_are_left_alone_until_since_is_earlier(zone: str
     close("2026-11-02")
     assert Report.objects.count() == 4
     given = settings.RATELIMITS["PUSH"]["lago"]
-    for since, count in (("2026-09", 2), ("2026-08", 2), ("2026-07", 0)):
+    for since, count in (("2026-09", 3), ("2026-08", 1), ("2026-07", 0)):
         with override_settings(RATELIMITS={**settings.RATELIMITS, "PUSH": {"lago": {**given, "SINCE": since}}}):
             assert push("lago") == ({"accepted": count} if count else {})
     assert len(lago.taken) == 4
@@ -224,6 +226,53 @@ def test_an_answer_lost_more_than_a_day_ago_is_stated_and_not_guessed(name: str,
     assert push(name, 100) == {}
     row.refresh_from_db()
     assert (row.state, row.note) == ("accepted", "accepted by ada: found in its log")
+
+
+class Killed(BaseException):
+    """Raised where a worker dies."""
+
+
+def test_a_worker_whose_clock_is_a_day_ahead_dies_after_the_event_was_accepted(
+    fakes: dict[str, Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The age of a delivery is the database's, so nothing is sent again when the billing system has forgotten it."""
+    october()
+    fake, begun, day = fakes["openmeter"], now_of("default"), timedelta(days=1)
+    fake.now = begun.timestamp
+
+    def die(step: str) -> None:
+        if step == "push:answered":
+            raise Killed
+
+    with monkeypatch.context() as worker:
+        ahead = time() + day.total_seconds()
+        worker.setattr("time.time", lambda: ahead)
+        worker.setattr("ratelimits.moments.now", lambda: begun + day)
+        worker.setattr(crash, "reached", die)
+        plan(receiver("openmeter"))
+        with pytest.raises(Killed):
+            send(receiver("openmeter"))
+    assert len(fake.taken) == 1
+    unsure_since = PushDelivery.objects.get().unsure_since
+    assert unsure_since is not None
+    assert timedelta() <= unsure_since - begun < timedelta(hours=1)
+    fake.now = (begun + day * 1.1).timestamp
+    assert send(receiver("openmeter"), begun + day * 1.1) == {"unsure": 1}
+    assert len(fake.taken) == 1
+
+
+def test_an_answer_that_was_lost_later_than_now_is_stated_and_not_guessed(fakes: dict[str, Fake]) -> None:
+    """Put the clock of the database back by a day after an answer was lost: the age of the delivery is unknown."""
+    october()
+    fake = fakes["openmeter"]
+    fake.troubles = ["lose"]
+    assert push("openmeter", 24) == {}
+    [(row, would_be_sent)] = preview(receiver("openmeter"), NOW + timedelta(hours=1), Progress())
+    assert (row.state, would_be_sent) == ("unsure", False)
+    assert push("openmeter", 1) == {"unsure": 1}
+    fake.now = lambda: NOW.timestamp() + 25 * 3600
+    assert push("openmeter", 25) == {}
+    assert len(fake.taken) == 1
 
 
 def test_lago_recognises_an_event_for_ever(lago: Fake) -> None:
@@ -387,9 +436,10 @@ def test_who_slept_between_claiming_and_sending_sends_nothing(stripe: Fake) -> N
     plan(receiver("stripe"), NOW)
     claimed = sending._claim(receiver("stripe"), NOW)
     assert claimed is not None
-    for slept in (151, -1):
+    for slept in (151, -60):
+        claimed_at = now_of("default") - timedelta(seconds=slept)
         with pytest.raises(NoneAccepted):
-            sending._exchange(receiver("stripe"), replace(claimed, claimed_at=time() - slept))
+            sending._exchange(receiver("stripe"), replace(claimed, claimed_at=claimed_at))
     assert stripe.requests == []
     assert sending._exchange(receiver("stripe"), claimed).accepted
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from ratelimits import moments
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import plural
 from ratelimits.management.progress import shown
+from ratelimits.moments.databases import now_of
 from ratelimits.push import receivers
 from ratelimits.push.plan import plan
 from ratelimits.push.receivers import Receiver
@@ -61,7 +61,7 @@ class Command(ExplainedCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         chosen = self._chosen_receivers(options["receiver"])
-        now = moments.now()
+        now = now_of(conf.DATABASE)
         if options["settle"]:
             self._settle(chosen, options)
             return
@@ -74,9 +74,9 @@ class Command(ExplainedCommand):
                 for receiver in chosen:
                     plan(receiver, progress=progress)  # make a delivery for each new line
                     if options["now"]:
-                        resume(receiver, moments.now())
+                        resume(receiver, now_of(conf.DATABASE))
                     send(receiver, progress=progress)
-            statuses = [status(receiver, moments.now(), progress) for receiver in chosen]
+            statuses = [status(receiver, now_of(conf.DATABASE), progress) for receiver in chosen]
         for push_status in statuses:
             self._show(push_status)
         if any(push_status.needs_a_person for push_status in statuses):

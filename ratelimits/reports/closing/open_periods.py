@@ -110,7 +110,7 @@ def open_periods(
     yield from _of_accounts(using, names, now, running=running)
 
 
-def _of_accounts(using: str, names: Sequence[str], now: int, *, running: bool = True) -> Iterator[OpenPeriod]:
+def _of_accounts(using: str, names: list[str], now: int, *, running: bool = True) -> Iterator[OpenPeriod]:
     """Yield the open periods of these accounts. With `running`, also those that have not ended."""
     # Nothing is locked here, so accounts of different shards are read together.
     for first in range(0, len(names), _MAX_ACCOUNTS):
