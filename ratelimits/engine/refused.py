@@ -25,7 +25,7 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedCommand:
     """A command that a server refused."""
 
     #: The command in capital letters, such as "CONFIG GET"; "" if nobody knows it.
@@ -58,7 +58,7 @@ _SAID = (
 )
 
 
-def refused(error: BaseException, command: str = "", keys: str = "~rl:*") -> Refused | None:
+def refused(error: BaseException, command: str = "", keys: str = "~rl:*") -> RefusedCommand | None:
     """Return what the server refused; None if the error has another meaning.
 
     `command` is the command that was sent: it is used if the error does not name one. A script sends other commands
@@ -75,7 +75,7 @@ def refused(error: BaseException, command: str = "", keys: str = "~rl:*") -> Ref
             # A server that names only "CONFIG" says less than the caller, who sent "CONFIG GET".
             sent, seen = command.upper(), named.replace("|", " ").upper()
             name = sent if not seen or sent.startswith(f"{seen} ") else seen
-            return Refused(name, reason, _acl(reason, name, keys), text)
+            return RefusedCommand(name, reason, _acl(reason, name, keys), text)
     return None
 
 
