@@ -125,13 +125,13 @@ async def pooled(command: Any, tasks: int, seconds: float) -> tuple[float, float
     from benchmarks.measured.threads import parts_of
     from benchmarks.support.pipelines import check
     from ratelimits.engine.call import new_nonce
-    from ratelimits.engine.transport.connection import run_of
+    from ratelimits.engine.run import ASK_RUN, run_of
 
     url = settings.CACHES["ratelimits"]["LOCATION"]
     pool: Any = redis.asyncio.BlockingConnectionPool.from_url(url, max_connections=POOL, timeout=None)
     client = redis.asyncio.Redis(connection_pool=pool)
     connection = await pool.get_connection()
-    await connection.send_command("INFO")
+    await connection.send_packed_command([ASK_RUN], check_health=False)
     run = run_of(await connection.read_response(disable_decoding=True))
     await pool.release(connection)
     # The arguments are made once. Only the nonce differs from call to call.

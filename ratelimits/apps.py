@@ -40,6 +40,7 @@ class RatelimitsConfig(AppConfig):
             meters,
             paths,
             rows,
+            server,
             settings,
             usage,
         )

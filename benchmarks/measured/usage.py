@@ -14,8 +14,8 @@ from django.db.models import QuerySet
 
 from ratelimits.engine.assemble import scripts
 from ratelimits.engine.keys import BIN_SECONDS, shard_of
+from ratelimits.engine.run import read_run
 from ratelimits.engine.server import current_server
-from ratelimits.engine.transport.connection import run_named
 from ratelimits.models import Account, DurabilityGap, GapKind, Line, Plan, PlanInclusion
 
 #: Maximum number of counters in each batch. The script of a decision seals a batch that has this number of fields.
@@ -72,8 +72,7 @@ def fill(first: int, count: int, keys: int, per_account: int = 4) -> None:
     """Write the counters of `count` lines into sealed batches. `first` is the number of the first line."""
     server = current_server()
     client: Any = server.wire.client
-    info = client.info()
-    run, text = run_named(info), f"{scripts.read('batch').text.decode()}\n{_FILL}"
+    run, text = read_run(client), f"{scripts.read('batch').text.decode()}\n{_FILL}"
     for shard, counters in _by_shard(first, count, keys, server.keyspace.shards, per_account).items():
         for start in range(0, len(counters), FIELDS):
             names = counters[start : start + FIELDS]

@@ -16,7 +16,7 @@ from ratelimits.engine.call import Call, new_nonce
 from ratelimits.engine.command import Command
 from ratelimits.engine.decision import read
 from ratelimits.engine.keys import BIN_SECONDS, Keyspace, shard_of
-from ratelimits.engine.transport.connection import run_named
+from ratelimits.engine.run import read_run
 
 #: Number of commands in one batch. Two batches are sent before the replies are read, so that the server never waits.
 BATCH = 100
@@ -26,7 +26,7 @@ FIRST_ID = 1_000_000
 
 def run_of(client: redis.Redis) -> str:
     """Return the run of the server. If a command names another run, the script has to ask the server for its run."""
-    return run_named(client.info())
+    return read_run(client)
 
 
 def wait_for_bin(seconds: float) -> None:

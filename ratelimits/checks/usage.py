@@ -10,11 +10,12 @@ from django.apps import AppConfig
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.conf import conf
 from ratelimits.embedded import ServerStartError
 from ratelimits.engine import Unavailable
+from ratelimits.engine.refused import refused
 from ratelimits.engine.server import current_server
 from ratelimits.models import PeriodUsage, Rule, ShardState
 from ratelimits.models.ledger import moment
@@ -32,8 +33,9 @@ def check_usage(
         if not databases or conf.DATABASE not in databases:
             return []
         if not _any_rule_bills():
-            return [*_check_append_only(_info())]
-        return [*_check_append_only(info := _info()), *_check_eviction(info), *_check_worker(), *_check_shards()]
+            return [*_check_append_only(info := _info()), *_check_eviction(info, bills=False)]
+        of_server = [*_check_append_only(info := _info()), *_check_eviction(info, bills=True)]
+        return [*of_server, *_check_worker(), *_check_shards()]
     except (DatabaseError, RedisError, Unavailable, ServerStartError, OSError, ImproperlyConfigured):
         return []  # The tables do not exist yet, a server is down, or another check reports the settings.
 
@@ -44,26 +46,39 @@ def _any_rule_bills() -> bool:
 
 def _info() -> dict[str, Any]:
     server = current_server()
-    info: dict[str, Any] = server.wire.client_of(server.keyspace, 0).info()
+    try:
+        info: dict[str, Any] = server.wire.client_of(server.keyspace, 0).info()
+    except ResponseError as error:
+        if refused(error) is None:
+            raise
+        return {}  # `checks/server.py` reports this
     return info
 
 
 def _check_append_only(info: dict[str, Any]) -> Iterator[checks.CheckMessage]:
     """Warn also before there is a rule: a new project learns at its first check what its server needs."""
-    if conf.FENCE != "none" and not info.get("aof_enabled"):
+    # "0" means off. A server that hides the field says nothing: then `checks/server.py` tries the fence.
+    if conf.FENCE in ("aof", "waitaof") and info.get("aof_enabled") == 0:
         yield checks.Warning(
             "The Redis server keeps no append-only file. So limits work, but no usage will be written to the ledger.",
             hint="Start the server with `redis-server --appendonly yes`, or set `appendonly yes` in its configuration."
-            " (RATELIMITS['FENCE'] = 'none' writes usage without this file, and is for development only.)",
+            " Other values of RATELIMITS['FENCE'] do not need this file: see docs/billing/pipeline.md.",
             id="ratelimits.W030",
         )
 
 
-def _check_eviction(info: dict[str, Any]) -> Iterator[checks.CheckMessage]:
-    policy = info.get("maxmemory_policy", "noeviction")
-    if policy != "noeviction":
+def _check_eviction(info: dict[str, Any], *, bills: bool) -> Iterator[checks.CheckMessage]:
+    policy = info.get("maxmemory_policy")
+    lost = "usage that is not drained, and limits" if bills else "limits, so that requests pass that should not"
+    if policy is None:
         yield checks.Warning(
-            f"Rules bill, but the Redis server's maxmemory-policy is {policy}: it can drop usage that is not drained.",
+            f"The Redis server's maxmemory-policy cannot be read. If it evicts, the server can drop {lost}.",
+            hint="Ask its provider or its administrator for `maxmemory-policy noeviction`.",
+            id="ratelimits.W047",
+        )
+    elif policy != "noeviction":
+        yield checks.Warning(
+            f"The Redis server's maxmemory-policy is {policy}: it can drop {lost}.",
             hint="Set `maxmemory-policy noeviction`. If other data needs another policy, use a separate server.",
             id="ratelimits.W031",
         )

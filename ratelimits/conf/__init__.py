@@ -62,7 +62,9 @@ DEFAULTS: dict[str, Any] = {
     # Usage and billing
     "UNITS": {},  # meter -> its unit on reports; default: the meter's name
     "SEAL_INTERVAL": 60,  # seconds from one sealing of the open batches to the next
-    "FENCE": "aof",  # "aof": only fsynced batches reach the ledger; "none": also batches that Redis can still lose
+    "FENCE": "aof",  # how a drain knows that Redis cannot lose a batch: aof, waitaof, wait, window, durable or none
+    "FENCE_REPLICAS": 1,  # with FENCE "wait": the number of replicas that must have a batch
+    "FENCE_WINDOW": 10,  # with FENCE "window": maximum seconds of writes that the server can lose
     "DRAIN_INTERVAL": 5,  # seconds between two drains into the ledger
     "COMPACT_INTERVAL": 3_600,  # seconds between two searches for ledger batches that can be joined
     "FINALISE_INTERVAL": 900,  # seconds between two searches for billing periods that can be finalised
@@ -150,6 +152,8 @@ class Conf:
     UNITS: dict[str, str]
     SEAL_INTERVAL: float
     FENCE: str
+    FENCE_REPLICAS: int
+    FENCE_WINDOW: float
     DRAIN_INTERVAL: float
     COMPACT_INTERVAL: float
     FINALISE_INTERVAL: float

@@ -19,6 +19,8 @@ LONGEST_CALL = 3600
 #: Maximum seconds for a request to a webhook or a billing system. It must be well below 300 s: after 300 s, another
 #: worker can send the same request again.
 LONGEST_POST = 100
+#: Maximum seconds of FENCE_WINDOW. A drain waits for this time on each server.
+LONGEST_WINDOW = 300
 #: Maximum characters of a text in a report's column, such as the name of a meter or a unit.
 LONGEST_UNIT = 255
 #: Maximum cost of a request in one meter.
@@ -290,7 +292,9 @@ RULES: dict[str, SettingRule] = {
     "RECORD_ROWS": SettingRule("a whole number from 1 to 1_000_000_000.", _is_whole(1, 1_000_000_000)),
     "UNITS": _UNITS,
     "SEAL_INTERVAL": _seconds(),
-    "FENCE": _one_of("aof", "none"),
+    "FENCE": _one_of("aof", "waitaof", "wait", "window", "durable", "none"),
+    "FENCE_REPLICAS": SettingRule("a whole number from 1 to 100.", _is_whole(1, 100)),
+    "FENCE_WINDOW": _seconds(LONGEST_WINDOW),
     "DRAIN_INTERVAL": _seconds(),
     "COMPACT_INTERVAL": _seconds(),
     "FINALISE_INTERVAL": _seconds(),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from ratelimits.engine.assemble.scripts import Script
+
+#: What is before the SHA-1 of the script in a command that calls it.
+_CALLED = b"$7\r\nEVALSHA\r\n$40\r\n"
 
 
 def bulks(*parts: bytes) -> bytes:
@@ -20,6 +24,24 @@ def resp(*parts: bytes) -> bytes:
 def loading(script: Script) -> bytes:
     """Return the command that loads a script into the server."""
     return resp(b"SCRIPT", b"LOAD", script.text)
+
+
+def evaluating(packed: bytes, script: Script) -> bytes:
+    """Return a command that calls a loaded script (EVALSHA) as one that sends the script's text with it (EVAL)."""
+    start, rest = packed.split(_CALLED + script.sha + b"\r\n", 1)
+    return start + bulks(b"EVAL", script.text) + rest
+
+
+def loading_first(commands: Sequence[bytes], scripts: Iterable[Script]) -> list[bytes]:
+    """Return the commands, of which the first that calls each of these scripts sends the text of the script."""
+    given, missing = list(commands), {script.sha: script for script in scripts}
+    for place, packed in enumerate(given):
+        if not missing:
+            break
+        _start, called, rest = packed.partition(_CALLED)
+        if called and (script := missing.pop(rest[:40], None)) is not None:
+            given[place] = evaluating(packed, script)
+    return given
 
 
 class Sendable(Protocol):

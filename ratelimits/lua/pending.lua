@@ -6,7 +6,8 @@
 -- batch.lua explains the fields of `meta`. A field that does not exist is ''. Times are in µs.
 -- All usage before `sealed_at` is in these batches or in the ledger.
 local function field(text, name) return string.match(text, name .. ':([^\r\n]*)') or '' end
-local server, time = redis.call('INFO', 'server'), redis.call('TIME')
+local server, time = redis.pcall('INFO', 'server'), redis.call('TIME')
+if type(server) ~= 'string' then server = '' end -- the user may not read INFO: then the uptime is not known
 local run = server_run()
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 -- The server calculates its uptime from two moments in whole seconds, so the uptime can be one second too long.

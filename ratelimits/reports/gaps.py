@@ -11,6 +11,7 @@ from django.db.models import Q, QuerySet
 
 from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.models import DurabilityGap, GapKind
+from ratelimits.models.ledger.gaps import FSYNC_POLICIES
 from ratelimits.reports.periods import iso
 
 #: The word before the number of missing units in a gap's text, by kind of gap. A gap of the kind "unknown" is about
@@ -82,7 +83,7 @@ def describe(gap: DurabilityGap) -> str:
     """Return the text with which a report prints a gap."""
     parts = [gap.kind, f"{iso(gap.since)}/{iso(gap.until)}"]
     if gap.fsync:
-        parts.append(f"appendfsync={gap.fsync}")
+        parts.append(f"{'appendfsync' if gap.fsync in FSYNC_POLICIES else 'fence'}={gap.fsync}")
     if gap.units is not None:
         parts.append(f"{_UNITS.get(gap.kind, 'missing')}={gap.units}")
     if gap.recovered_at is not None:

@@ -19,6 +19,7 @@ from ratelimits.models import (
     AlertDelivery,
     ConfigVersion,
     DurabilityGap,
+    GapKind,
     KeyOverride,
     ProcessTotal,
     PushDelivery,
@@ -118,7 +119,11 @@ def worst(found: list[Fact]) -> Level:
 
 
 def _redis_facts(redis: RedisState, has_billing_rule: bool) -> Iterator[Fact]:
-    if redis.answers:
+    refusal = next((server.refused for server in redis.servers if server.refused), None)
+    if redis.answers and refusal is not None:
+        word = _("answers, but refuses %(command)s") % {"command": refusal.command}
+        yield Fact("redis", _("Redis"), Level.AMBER, word, str(refusal))
+    elif redis.answers:
         word = _("answers in %(ms)s ms") % {"ms": f"{redis.seconds * 1000:.1f}"}
         yield Fact("redis", _("Redis"), Level.GREEN, word)
     else:
@@ -133,6 +138,11 @@ def _redis_facts(redis: RedisState, has_billing_rule: bool) -> Iterator[Fact]:
     yield _aof(redis, has_billing_rule)
 
 
+def _hidden(name: str, title: str) -> Fact:
+    hint = _("The server does not tell it. `manage.py check --database default` says which right is missing.")
+    return Fact(name, title, Level.UNKNOWN, _("cannot be read"), hint)
+
+
 def _unknown(name: str, title: str) -> Fact:
     return Fact(name, title, Level.UNKNOWN, _("unknown"), _("Redis does not answer."))
 
@@ -141,14 +151,17 @@ def _memory(redis: RedisState) -> Fact:
     title = _("Memory")
     if not redis.servers:
         return _unknown("memory", title)
+    memories = [(server.memory, server.max_memory) for server in redis.servers if server.memory is not None]
+    if not memories:
+        return _hidden("memory", title)
     # A server without a maximum counts as nearly empty: a maximum of 2**63 bytes replaces its 0.
-    fullest = max(redis.servers, key=lambda server: (server.memory / (server.max_memory or 2**63), server.memory))
-    used = f"{fullest.memory / 2**20:,.1f} MiB"
-    if not fullest.max_memory:
+    memory, max_memory = max(memories, key=lambda each: (each[0] / (each[1] or 2**63), each[0]))
+    used = f"{memory / 2**20:,.1f} MiB"
+    if not max_memory:
         return Fact("memory", title, Level.GREEN, _("%(used)s, no maximum") % {"used": used})
-    share = fullest.memory / fullest.max_memory
+    share = memory / max_memory
     level = Level.GREEN if share < _AMBER_MEMORY else Level.AMBER if share < _RED_MEMORY else Level.RED
-    maximum = f"{fullest.max_memory / 2**20:,.1f} MiB"
+    maximum = f"{max_memory / 2**20:,.1f} MiB"
     word = _("%(used)s of %(most)s (%(percent)s %%)") % {"used": used, "most": maximum, "percent": f"{share * 100:.0f}"}
     hint = "" if level is Level.GREEN else _("A full server refuses to count: the failure policies decide then.")
     return Fact("memory", title, level, word, hint)
@@ -158,11 +171,14 @@ def _eviction(redis: RedisState, has_billing_rule: bool) -> Fact:
     title = _("Eviction policy")
     if not redis.servers:
         return _unknown("eviction", title)
-    policies = sorted({server.policy for server in redis.servers})
-    if policies == ["noeviction"]:
-        return Fact("eviction", title, Level.GREEN, policies[0])
+    known = {server.policy for server in redis.servers}
+    if known == {"noeviction"}:
+        return Fact("eviction", title, Level.GREEN, "noeviction")
+    if known <= {"noeviction", ""}:
+        return _hidden("eviction", title)
     hint = _("The server can drop limits, and usage that is not in the ledger yet. Set maxmemory-policy noeviction.")
-    return Fact("eviction", title, Level.RED if has_billing_rule else Level.AMBER, ", ".join(policies), hint)
+    level = Level.RED if has_billing_rule else Level.AMBER
+    return Fact("eviction", title, level, ", ".join(sorted(known - {""})), hint)
 
 
 def _aof(redis: RedisState, has_billing_rule: bool) -> Fact:
@@ -176,6 +192,11 @@ def _aof(redis: RedisState, has_billing_rule: bool) -> Fact:
         return Fact("aof", title, Level.RED, _("not written"), hint)
     if all(server.aof for server in redis.servers):
         return Fact("aof", title, Level.GREEN, _("on"))
+    if not any(server.aof is False for server in redis.servers):
+        return _hidden("aof", title)
+    if conf.FENCE in ("wait", "window", "durable"):
+        hint = _("With the setting FENCE, usage does not depend on this file: %(fence)s.") % {"fence": conf.FENCE}
+        return Fact("aof", title, Level.GREEN, _("off"), hint)
     level = Level.RED if has_billing_rule and conf.FENCE != "none" else Level.AMBER
     return Fact(
         "aof",
@@ -318,7 +339,8 @@ def _count_text(count: int) -> str:
 def _gaps(using: str) -> Fact:
     now = moments.now()
     # Read only the newest rows: an outage can declare a gap for each account and quarter of an hour.
-    newest = list(DurabilityGap.objects.using(using).order_by("-pk")[: _MAX_COUNT + 1])
+    rows = DurabilityGap.objects.using(using).exclude(kind=GapKind.FENCE)
+    newest = list(rows.order_by("-pk")[: _MAX_COUNT + 1])
     shown = [gap for gap in newest if gap.declared_at > now - _SHOWN_AGE]
     open_gaps = [gap for gap in shown if not (gap.recovered_at or gap.acknowledged_at or gap.harmless)]
     recent = [gap for gap in open_gaps if gap.declared_at > now - _AMBER_GAP_AGE]

@@ -10,10 +10,11 @@ from threading import Thread
 from typing import Any
 
 import redis
-from redis.exceptions import BusyLoadingError
+from redis.exceptions import BusyLoadingError, ResponseError
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import Keyspace
+from ratelimits.engine.refused import RefusedCommand, refused
 from ratelimits.engine.server import current_server
 
 
@@ -21,14 +22,14 @@ from ratelimits.engine.server import current_server
 class ServerState:
     """The state of one server."""
 
-    #: Used memory in bytes.
-    memory: int
+    #: Used memory in bytes; None if the server does not tell it.
+    memory: int | None
     #: Maximum memory in bytes; 0 for no maximum.
     max_memory: int
-    #: The eviction policy.
+    #: The eviction policy; "" if the server does not tell it.
     policy: str
-    #: Whether the server has an append-only file.
-    aof: bool
+    #: Whether the server has an append-only file; None if the server does not tell it.
+    aof: bool | None
     #: Whether the last write to the append-only file succeeded.
     aof_written: bool
     #: The highest version of the configuration in the server's shards; 0 if no shard has a version.
@@ -37,6 +38,8 @@ class ServerState:
     open: int
     #: The number of sealed batches.
     sealed: int
+    #: What the server refused to tell.
+    refused: RefusedCommand | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +137,13 @@ def _ask(client: redis.Redis, keyspace: Keyspace, shards: Sequence[int], message
                 pipeline.get(keyspace.head(shard))
                 pipeline.exists(keyspace.open(shard))
                 pipeline.llen(keyspace.sealed(shard))
-            info, *replies = pipeline.execute()
-        _put(messages, _state(info, replies))
+            info, *replies = pipeline.execute(raise_on_error=False)
+        refusal = refused(info, "INFO") if isinstance(info, ResponseError) else None
+        for failed in (reply for reply in replies if isinstance(reply, Exception)):
+            raise failed
+        if isinstance(info, Exception) and refusal is None:
+            raise info
+        _put(messages, _state({} if refusal else info, replies, refusal))
     except Exception as error:  # noqa: BLE001  (the page shows any error)
         _put(messages, error)
 
@@ -144,18 +152,19 @@ def _put(messages: SimpleQueue[_Message], message: int | ServerState | Exception
     messages.put((message, time.monotonic()))
 
 
-def _state(info: dict[str, Any], replies: list[Any]) -> ServerState:
+def _state(info: dict[str, Any], replies: list[Any], refusal: RefusedCommand | None) -> ServerState:
     # The replies to the three commands of each shard, in the order in which `_ask` sends them.
     heads, open_batches, sealed_batches = replies[::3], replies[1::3], replies[2::3]
     # A head begins with the version of the rules.
     versions = [int(head.split()[0]) for head in heads if head]
     return ServerState(
-        memory=int(info.get("used_memory", 0)),
+        memory=int(info["used_memory"]) if "used_memory" in info else None,
         max_memory=int(info.get("maxmemory", 0)),
-        policy=str(info.get("maxmemory_policy", "noeviction")),
-        aof=bool(info.get("aof_enabled")),
+        policy=str(info.get("maxmemory_policy", "")),
+        aof=bool(info["aof_enabled"]) if "aof_enabled" in info else None,
         aof_written=info.get("aof_last_write_status", "ok") == "ok",
         version=max(versions, default=0),
         open=sum(open_batches),
         sealed=sum(sealed_batches),
+        refused=refusal,
     )

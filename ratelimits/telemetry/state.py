@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 from ratelimits.conf import conf
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.logs import bounded
-from ratelimits.models import DurabilityGap, QuarantinedBatch, ShardState
+from ratelimits.models import DurabilityGap, GapKind, QuarantinedBatch, ShardState
 from ratelimits.models.ledger.gaps import ProcessTotal
 from ratelimits.status.redis_state import read_redis
 
@@ -64,11 +64,10 @@ def _redis() -> list[Reading]:
     found = [Reading("redis_up", "1 if every Redis server answers, otherwise 0", float(redis.answers))]
     if redis.servers:
         sealed = sum(server.sealed for server in redis.servers)
-        memory = sum(server.memory for server in redis.servers)
-        found += [
-            Reading("backlog_batches", "Sealed batches of usage that wait in Redis for the ledger", sealed),
-            Reading("redis_memory_bytes", "Memory used by the Redis servers", memory),
-        ]
+        found.append(Reading("backlog_batches", "Sealed batches of usage that wait in Redis for the ledger", sealed))
+        memories = [server.memory for server in redis.servers if server.memory is not None]
+        if len(memories) == len(redis.servers):
+            found.append(Reading("redis_memory_bytes", "Memory used by the Redis servers", sum(memories)))
     return found
 
 
@@ -86,6 +85,7 @@ def _ledger() -> list[Reading]:
     gaps = dict(
         DurabilityGap.objects.using(using)
         .filter(recovered_at=None, acknowledged_at=None, harmless=False)
+        .exclude(kind=GapKind.FENCE)
         .order_by()
         .values_list("kind")
         .annotate(Count("pk"))

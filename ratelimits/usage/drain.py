@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from datetime import date
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -24,9 +25,9 @@ from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.conf import conf
 from ratelimits.engine.assemble import scripts
+from ratelimits.engine.run import read_run
 from ratelimits.engine.server import Server, current_server, on_each
-from ratelimits.engine.transport.connection import run_named
-from ratelimits.models.ledger import Batch, QuarantinedBatch, ShardState
+from ratelimits.models.ledger import Batch, QuarantinedBatch, ShardState, moment
 from ratelimits.progress import Progress
 from ratelimits.usage import crash, gaps, watermark
 from ratelimits.usage.apply import BatchOutcome, apply, quarantine
@@ -55,8 +56,10 @@ class DrainResult:
     outcomes: Counter[BatchOutcome] = field(default_factory=Counter)
     #: How many lines were written to the ledger.
     lines: int = 0
-    #: The server's fsync policy.
+    #: How the server kept the batches until they were written: its fsync policy, or the name of another promise.
     fsync: str = ""
+    #: The days (UTC) for which reports name the promise `fsync`.
+    declared: set[date] = field(default_factory=set)
     #: By shard: the error with which the server answered a command about this shard.
     refused: dict[int, ResponseError] = field(default_factory=dict)
     #: The runs of the servers that answered after the batches were listed. (A run is the time from a start of a server
@@ -113,9 +116,10 @@ def _live_runs(server: Server, listed: PendingBatches, states: Iterable[ShardSta
     if any(state.run != listed.run for state in states):
         for client, _shards in server.wire.servers(server.keyspace, range(server.keyspace.shards)):
             with suppress(RedisError):
+                run = read_run(client)
+                runs.setdefault(run, LiveRun())
                 info: Any = client.info()
-                run, product = run_named(info), "Valkey" if "valkey_version" in info else "Redis"
-                runs[run] = runs.get(run, LiveRun())._replace(server=product)
+                runs[run] = runs[run]._replace(server="Valkey" if "valkey_version" in info else "Redis")
     return runs
 
 
@@ -324,12 +328,21 @@ def _drain_batch(server: Server, using: str, read: _ReadBatch, result: DrainResu
         outcome = _handle_unreadable(server, using, pending, name, str(packet_or_error))
     else:
         crash.reached("drain:read")
+        _declare_promise(using, packet_or_error, result)
         outcome = apply(using, packet_or_error, result.fsync, wait=False, live_runs=result.live_runs)
         if outcome is BatchOutcome.APPLIED:
             result.lines += len(packet_or_error.lines)
     if outcome not in (BatchOutcome.APPLIED, BatchOutcome.DONE_BEFORE, BatchOutcome.BUSY):
         logger.error("usage batch %02d:%s was %s", pending.shard, name, outcome.name.lower())
     return outcome
+
+
+def _declare_promise(using: str, read: Packet, result: DrainResult) -> None:
+    """Let reports name the promise under which a batch is billed. Ask the database once for each day of the usage."""
+    for at in (read.opened_at, read.sealed_at):
+        if (day := moment(at).date()) not in result.declared:
+            gaps.declare_promise(using, result.fsync, at)
+            result.declared.add(day)
 
 
 def read_fields(client: redis.Redis, key: str) -> Iterable[tuple[bytes, bytes]]:

@@ -2,7 +2,16 @@
 
 Suppose a batch is drained, and then Redis crashes and loses the batch. Redis could then use the batch's identity again,
 for other usage. So before any SQL, the drain waits until the server has fsynced all batches that the drain has read. To
-fsync is to write the append-only file to the disk.
+fsync is to write the append-only file to the disk. RATELIMITS["FENCE"] says how the drain makes sure of this:
+
+- "aof" reads the server's settings (CONFIG GET) and waits for the fsync, as described below.
+- "waitaof" asks the server by WAITAOF.
+- "wait" waits until replicas have the batches in their memory (WAIT).
+- "window" waits FENCE_WINDOW seconds. It is for servers that lose at most their last seconds.
+- "durable" waits for nothing: the project declares that the server loses no answered write.
+- "none" waits for nothing, and promises nothing.
+
+Each batch in the ledger has the name of its promise (`Batch.fence`): the fsync policy for "aof".
 
 With `appendfsync always`, the server answers a write only after its fsync. But some writes are perhaps older than the
 setting `always`. Redis 6.2 fsyncs such writes only with the next write. So the fence writes a Redis key.
@@ -11,17 +20,21 @@ With `appendfsync everysec`, a write that was answered is perhaps not even in th
 server leaves writes in its memory for up to two seconds. So the fence reads INFO, which says whether an fsync is
 running. Once no fsync is running, the server writes everything from its memory to the file, and starts an fsync of the
 file within a second. WAITAOF would be simpler, but in Redis 7.4 and in Valkey it returns up to a second too early
-(redis/redis#13793).
+(redis/redis#13793). So "waitaof" asks twice: by the second answer, the fsync that the first one announced has ended.
 
 INFO does not show the fsync of a file that is being closed. Since Redis 7, a rewrite of the append-only file starts a
 new file and closes the old file. The server closes and fsyncs files one after the other, in one queue. So the fence
 writes a Redis key: the fsync of this write begins only after the old file is closed.
+
+If the run of the server cannot be read, no fence can notice a restart that it lived through. This is no danger to what
+the fence promises: the contents of batches are read only after the fence, so a batch that was lost meanwhile is missed
+then. But restarts are not declared as gaps. The name of the promise says so.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -30,8 +43,9 @@ from redis.exceptions import AskError, ResponseError
 
 from ratelimits.conf import conf
 from ratelimits.engine.assemble import scripts
+from ratelimits.engine.refused import refused
+from ratelimits.engine.run import UNREADABLE, read_run
 from ratelimits.engine.server import Server
-from ratelimits.engine.transport.connection import run_named
 
 #: How long to wait for an fsync at most, in seconds. With `everysec`, an fsync takes up to two seconds if the disk is
 #: busy.
@@ -42,19 +56,32 @@ _STARTS_WITHIN = 1.3
 _LOOK_INTERVAL = 0.1
 #: The fence's Redis key expires after this time without a drain, in ms (a day).
 _KEY_TTL = 86_400_000
+#: The end of the name of a promise, if the run of the server cannot be read.
+RUN_UNREADABLE = "+run-unreadable"
 
 
 class NotFencedError(RuntimeError):
     """Raised if the server could still lose the batches that were read; the message says what to do."""
 
 
-def fence(server: Server, run: str, max_wait: float = MAX_WAIT, shards: Sequence[int] = (0,)) -> str:
-    """Wait until the server of these shards has all earlier writes on its disk. Return the server's fsync policy.
+class NoFileError(NotFencedError):
+    """Raised if the fence waits for an append-only file, and the server keeps none."""
 
-    If RATELIMITS["FENCE"] is "none", do not wait, and return "none". `run` names the run in which the batches were read
-    (a run is the time from a start of the server until its restart). The call writes the Redis key
-    `server.keyspace.fence(shard)` of one of the shards. Raise NotFencedError if the server could still lose writes, or
-    is in another run now. Raise redis.exceptions.RedisError if the server does not answer.
+
+#: What to do where nobody can change the server.
+_OTHER_FENCES = (
+    'If nobody can change this server, name another fence in RATELIMITS[\'FENCE\']: "waitaof", "wait", "window" or'
+    ' "durable" (docs/settings.md says what each of them promises)'
+)
+
+
+def fence(server: Server, run: str, max_wait: float = MAX_WAIT, shards: Sequence[int] = (0,)) -> str:
+    """Wait until the server of these shards cannot lose earlier writes. Return the name of the promise.
+
+    The setting FENCE says how. `run` names the run in which the batches were read (a run is the time from a start of
+    the server until its restart). The call writes the Redis key `server.keyspace.fence(shard)` of one of the shards, if
+    it needs a write to wait for. Raise NotFencedError if the server could still lose writes, or is in another run now.
+    Raise redis.exceptions.RedisError if the server does not answer.
     """
     deadline = time.monotonic() + max_wait
     for shard in shards[:-1]:
@@ -65,7 +92,7 @@ def fence(server: Server, run: str, max_wait: float = MAX_WAIT, shards: Sequence
 
 
 def check_server(server: Server, run: str, shard: int = 0) -> str:
-    """Check that `fence` could wait for the server of a shard, without waiting. Return the server's fsync policy.
+    """Check that `fence` could wait for the server of a shard, without waiting. Return the name of the promise.
 
     This is enough for a drain that writes nothing to the ledger. Raise the same errors as `fence`.
     """
@@ -73,47 +100,138 @@ def check_server(server: Server, run: str, shard: int = 0) -> str:
 
 
 def _check_and_wait(server: Server, run: str, shard: int, deadline: float | None) -> str:
-    """Check the server, and wait for its fsync until the deadline. Without a deadline, do not wait."""
-    client = server.wire.client_of(server.keyspace, shard)
-    if conf.FENCE == "none":
-        _check_run(client.info(), run)
-        return "none"
+    """Check the server, and wait until the deadline. Without a deadline, do not wait. Return the promise's name."""
+    client, key = server.wire.client_of(server.keyspace, shard), server.keyspace.fence(shard)
     with redis.Redis(connection_pool=client.connection_pool, single_connection_client=True) as connection:
-        _checked_info(connection, run)
-        policy, suspended_in_rewrite = _policy(connection)
-        if policy == "no":
-            raise NotFencedError(
-                "appendfsync is 'no': set it to everysec or always, or declare RATELIMITS['FENCE'] = 'none'"
-            )
-        if policy != "always" and (policy != "everysec" or suspended_in_rewrite):
-            raise NotFencedError(
-                "the server must answer CONFIG GET appendfsync with everysec or always, and"
-                " no-appendfsync-on-rewrite with no"
-            )
-        if deadline is None:
-            return policy
-        key = server.keyspace.fence(shard)
-        if policy == "always":
-            _write_key(connection, key)
-        else:
-            _wait_for_fsync(connection, run, key, deadline)
-        _checked_info(connection, run)
+        try:
+            promise = _WAITS[conf.FENCE](connection, run, key, deadline)
+            _check_run(connection, run)
+        except ResponseError as error:
+            raise (_refusal(error) or error) from error
+    return promise if run != UNREADABLE else f"{promise}{RUN_UNREADABLE}"
+
+
+def _refusal(error: ResponseError, command: str = "") -> NotFencedError | None:
+    """Return the error of a fence that needs a refused command; None if no command was refused."""
+    found = refused(error, command)
+    return NotFencedError(f"{found}. {_OTHER_FENCES}") if found is not None else None
+
+
+def _wait_for_file(connection: redis.Redis, run: str, key: str, deadline: float | None) -> str:
+    """Wait for the fsync of the append-only file. Return the fsync policy."""
+    _checked_info(connection, run)
+    policy, suspended_in_rewrite = _policy(connection)
+    if policy == "no":
+        raise NotFencedError(f"appendfsync is 'no': set it to everysec or always. {_OTHER_FENCES}")
+    if policy != "always" and (policy != "everysec" or suspended_in_rewrite):
+        raise NotFencedError(
+            "the server must answer CONFIG GET appendfsync with everysec or always, and"
+            f" no-appendfsync-on-rewrite with no. {_OTHER_FENCES}"
+        )
+    if deadline is None:
+        return policy
+    if policy == "always":
+        _write_key(connection, key)
+    else:
+        _wait_for_fsync(connection, run, key, deadline)
+    _checked_info(connection, run)
     return policy
 
 
-def _check_run(info: dict[str, Any], run: str) -> None:
-    if run_named(info) != run:
-        raise NotFencedError("the server was restarted or replaced since the batches were read: drain again")
+def _wait_by_server(connection: redis.Redis, run: str, key: str, deadline: float | None) -> str:
+    """Wait until the server says twice, by WAITAOF, that it has fsynced a write."""
+    command = (connection.waitaof, 1, 0)  # one file: the server's own
+    if deadline is None:
+        _ask_until(*command, deadline=0.0)
+        return "waitaof"
+    for pause in (_STARTS_WITHIN, 0.0):
+        _write_key(connection, key)
+        if not _ask_until(*command, deadline=deadline):
+            raise NotFencedError("the server did not fsync in time: its disk may be overloaded")
+        time.sleep(pause)
+    return "waitaof"
+
+
+def _wait_for_replicas(connection: redis.Redis, run: str, key: str, deadline: float | None) -> str:
+    """Wait until FENCE_REPLICAS replicas have a write in their memory."""
+    if deadline is not None:
+        _write_key(connection, key)
+    if not _ask_until(connection.wait, conf.FENCE_REPLICAS, deadline=deadline or 0.0):
+        raise NotFencedError(
+            f"fewer than {conf.FENCE_REPLICAS} replicas have the server's newest writes (RATELIMITS['FENCE_REPLICAS']):"
+            f" look at the replicas. {_OTHER_FENCES}"
+        )
+    return f"wait-{conf.FENCE_REPLICAS}"
+
+
+def _wait_for_window(connection: redis.Redis, run: str, key: str, deadline: float | None) -> str:
+    """Wait FENCE_WINDOW seconds: the server loses at most the writes of this time, as the project says."""
+    if run == UNREADABLE:
+        raise NotFencedError(
+            'the fence "window" must see whether the server restarts, but the server\'s run cannot be read: allow INFO'
+            f" (ACL SETUSER <user> +info). {_OTHER_FENCES}"
+        )
+    if deadline is not None:
+        time.sleep(conf.FENCE_WINDOW)
+    return f"window-{conf.FENCE_WINDOW:g}s"
+
+
+def _wait_for_nothing(connection: redis.Redis, run: str, key: str, deadline: float | None) -> str:
+    return conf.FENCE
+
+
+#: By value of FENCE: the function that waits. Its arguments: a connection, the run in which the batches were read, the
+#: Redis key to write, and the moment at which it gives up (None: only check). It returns the name of the promise.
+_WAITS: dict[str, Callable[[redis.Redis, str, str, float | None], str]] = {
+    "aof": _wait_for_file,
+    "waitaof": _wait_by_server,
+    "wait": _wait_for_replicas,
+    "window": _wait_for_window,
+    "durable": _wait_for_nothing,
+    "none": _wait_for_nothing,
+}
+
+
+def _ask_until(ask: Callable[..., Any], *numbers: int, deadline: float) -> bool:
+    """Ask by WAIT or WAITAOF until the first number is reached, or until the deadline. Return whether it is reached.
+
+    Ask at least once. The server answers within a fifth of the connection's timeout.
+    """
+    patience = max(min(round(conf.TIMEOUT * 200), 200), 1)  # ms; 0 would mean to wait for ever
+    while True:
+        try:
+            answer: Any = ask(*numbers, patience)
+        except ResponseError as error:
+            if "appendonly is disabled" in str(error):
+                raise NoFileError(f"the server keeps no append-only file ({error}). {_OTHER_FENCES}") from error
+            raise
+        reached = answer[0] if isinstance(answer, list) else answer
+        if reached >= numbers[0]:
+            return True
+        if time.monotonic() >= deadline:
+            return False
+
+
+def _check_run(connection: redis.Redis, run: str) -> None:
+    now = read_run(connection)
+    if now == run:
+        return
+    if UNREADABLE in (now, run):
+        raise NotFencedError("since the batches were read, the server's rights have changed: drain again")
+    raise NotFencedError("the server was restarted or replaced since the batches were read: drain again")
 
 
 def _checked_info(connection: redis.Redis, run: str) -> dict[str, Any]:
-    """Return the server's INFO. Raise NotFencedError if INFO shows another run, or no append-only file that works."""
+    """Return the server's INFO. Raise NotFencedError if INFO shows no append-only file that works.
+
+    Raise it also if the server is in another run.
+    """
     info: dict[str, Any] = connection.info()
-    _check_run(info, run)
-    if not info.get("aof_enabled"):
-        raise NotFencedError(
-            "the server keeps no append-only file: set appendonly yes, or declare RATELIMITS['FENCE'] = 'none'"
-        )
+    _check_run(connection, run)  # after INFO, so that INFO is from this run
+    if "aof_enabled" not in info:
+        raise NotFencedError(f"INFO does not say whether the server keeps an append-only file. {_OTHER_FENCES}")
+    if not info["aof_enabled"]:
+        raise NoFileError(f"the server keeps no append-only file: set appendonly yes. {_OTHER_FENCES}")
     if info.get("aof_last_write_status") != "ok":
         raise NotFencedError("the server could not write its append-only file: look at its log and its disk")
     return info
@@ -122,7 +240,7 @@ def _checked_info(connection: redis.Redis, run: str) -> dict[str, Any]:
 def _policy(connection: redis.Redis) -> tuple[str, bool]:
     """Return the fsync policy, and whether a rewrite of the file suspends fsyncs.
 
-    The policy is "unknown" if the server does not tell it.
+    The policy is "unknown" if the server's answer leaves it out.
     """
     try:
         answer = connection.config_get("appendfsync", "no-appendfsync-on-rewrite")
@@ -130,8 +248,8 @@ def _policy(connection: redis.Redis) -> tuple[str, bool]:
         # Older servers accept only one parameter at a time. Hosted servers refuse the command.
         try:
             answer = {**connection.config_get("appendfsync"), **connection.config_get("no-appendfsync-on-rewrite")}
-        except ResponseError:
-            return "unknown", False
+        except ResponseError as error:
+            raise (_refusal(error, "CONFIG GET") or error) from error
     config = {_text(name): _text(value) for name, value in answer.items()}
     return config.get("appendfsync", "unknown"), config.get("no-appendfsync-on-rewrite") == "yes"
 

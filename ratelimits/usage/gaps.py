@@ -9,13 +9,15 @@ running sum).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from django.db import transaction
 from django.db.models import Q, QuerySet
 
-from ratelimits.models.ledger import ArchivedRange, Batch, QuarantinedBatch, ShardState
-from ratelimits.models.ledger.gaps import DurabilityGap, GapChange, GapKind
+from ratelimits.engine.run import UNREADABLE
+from ratelimits.models.ledger import ArchivedRange, Batch, QuarantinedBatch, ShardState, moment
+from ratelimits.models.ledger.gaps import FSYNC_POLICIES, DurabilityGap, GapChange, GapKind
 from ratelimits.models.status.task_runs import TaskRun
 from ratelimits.usage.packet import CUM_MODULUS, Packet
 from ratelimits.usage.pending import PendingBatches
@@ -25,6 +27,10 @@ _DETAIL = {
     "always": "appendfsync always: no acknowledged usage can be missing",
     "everysec": "appendfsync everysec: usage after the last fsync can be missing (usually one or two seconds)",
     "none": "no fence was required: any usage that was not drained can be missing",
+    "waitaof": "the server fsyncs its file: usage after the last fsync can be missing",
+    "wait": "replicas had what was drained: usage that they did not have yet can be missing",
+    "window": "the server loses at most its newest seconds, as the project says: this usage can be missing",
+    "durable": "the project declares that the server loses no acknowledged usage",
     "replica": "a replica replaced the server: usage that the replica did not have yet can be missing",
     "unknown": "the fsync policy is unknown: any usage that was not drained can be missing",
 }
@@ -97,7 +103,9 @@ def declare_restart(
     answered = _last_drain(using)
     shards = sorted(last)
     everywhere = shards == sorted(ShardState.objects.using(using).values_list("shard", flat=True))
-    harmless = fsync == "always" and not _was_promoted(run) and _always_before(using, state)
+    harmless = fsync == "always" and not _was_promoted(run) and _was_before(using, state, "always")
+    # A log that loses nothing has everything on its replicas too.
+    harmless = harmless or (fsync == "durable" and _was_before(using, state, "durable"))
     return declare(
         using,
         GapKind.RESTART,
@@ -110,8 +118,32 @@ def declare_restart(
         server=live_runs[run].server if run in live_runs else "Redis",
         fsync=fsync,
         harmless=harmless,
-        detail=_DETAIL.get("replica" if _was_promoted(run) else fsync, ""),
+        detail=_detail(state.run, run, fsync),
     )
+
+
+def declare_promise(using: str, fence: str, at: int) -> None:
+    """Declare under which promise usage of this moment is billed (µs since 1970 UTC), so that reports name it.
+
+    The declaration is for the rest of the month (UTC). Nothing is declared if the server's fsync policy was read, and
+    its fsync waited for.
+    """
+    if fence in FSYNC_POLICIES:
+        return
+    declared = DurabilityGap.objects.using(using).filter(kind=GapKind.FENCE, fsync=fence, since__lte=at, until__gte=at)
+    if declared.exists():
+        return
+    day = moment(at).replace(hour=0, minute=0, second=0, microsecond=0)
+    following = (day.replace(day=1) + timedelta(days=31)).replace(day=1)
+    since, until = (int(midnight.timestamp()) * 1_000_000 for midnight in (day, following))
+    declare(using, GapKind.FENCE, f"{day:%Y-%m-%d}:{fence}", since=since, until=until - 1, fsync=fence)
+
+
+def _detail(former: str, run: str, fsync: str) -> str:
+    """Return what can be missing after a restart."""
+    if UNREADABLE in (former, run):
+        return "the server's run could not be read: nobody knows whether the server restarted"
+    return _DETAIL.get("replica" if _was_promoted(run) else fsync.partition("-")[0], "")
 
 
 def _newest_seal(using: str, state: ShardState) -> int:
@@ -125,10 +157,10 @@ def _was_promoted(run: str) -> bool:
     return bool(run.partition(":")[2])
 
 
-def _always_before(using: str, state: ShardState) -> bool:
-    """Return whether the server wrote each request to its disk also in the former run, as far as is known."""
+def _was_before(using: str, state: ShardState, fence: str) -> bool:
+    """Return whether the fence was the same in the former run, as far as is known."""
     newest = Batch.objects.using(using).filter(shard=state.shard, position=state.position)
-    return newest.values_list("fence", flat=True).first() in (None, "always")
+    return newest.values_list("fence", flat=True).first() in (None, fence)
 
 
 def _last_drain(using: str) -> int:

@@ -34,7 +34,7 @@ def test_a_server_that_may_lose_usage_is_warned_of(redis_client: RawRedis) -> No
     redis_client.config_set("maxmemory-policy", "allkeys-lru")
     redis_client.config_set("appendonly", "no")
     # In a new project without a rule, people learn at once that no usage will be written.
-    assert ids() == ["ratelimits.W030"]
+    assert ids() == ["ratelimits.W030", "ratelimits.W031"]
     rule("monthly", bills=True)
     assert ids() == ["ratelimits.W030", "ratelimits.W031", "ratelimits.W032"]
     assert checks.run_checks(tags=["ratelimits"], databases=[]) == [], "no server is asked without --database"

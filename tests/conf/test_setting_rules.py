@@ -93,6 +93,8 @@ WRONG: dict[str, list[Any]] = {
     "RECORD_ROWS": [0, 0.5, 1_000_000_001, *NUMBERS],
     "SEAL_INTERVAL": [0, *NUMBERS],
     "FENCE": ["AOF", "", None, True],
+    "FENCE_REPLICAS": [0, 101, "1", None, True],
+    "FENCE_WINDOW": [0, 301, "10", None],
     "DRAIN_INTERVAL": [0, *NUMBERS],
     "COMPACT_INTERVAL": [0, *NUMBERS],
     "FINALISE_INTERVAL": [0, *NUMBERS],

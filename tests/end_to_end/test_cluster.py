@@ -59,6 +59,7 @@ from tests.support.engine.proxy import Proxy
 from tests.support.entry_points import begin_afresh
 from tests.support.eventually import until
 from tests.support.raw import RawRedis
+from tests.support.restricted import as_user, user_of
 from tests.support.rows import rule, unsaved
 from tests.support.servers import TestServers, server_binary
 from tests.support.siblings import siblings
@@ -114,6 +115,21 @@ def frozen(cluster: Cluster, node: int) -> Iterator[None]:
             yield
         finally:
             process.send_signal(signal.SIGCONT)
+
+
+def test_users_of_nodes_that_refuse_info_and_scripts_are_limited(cluster: Cluster) -> None:
+    url = as_user(cluster.url)
+    with user_of(cluster.clients, "-info", "-script"), cluster.settings(url):
+        limits = [limit("token_bucket", key, capacity=5, period=3600) for key in (*elsewhere(cluster), "user:1")]
+        for client in cluster.clients:
+            client.script_flush()
+        assert [engine.decide(limits, account=ACCOUNT).allowed for _ in range(4)] == [True] * 4
+        for client in cluster.clients:
+            client.script_flush()
+        again = [asyncio.run(engine.adecide(limits, account=ACCOUNT)).allowed for _ in range(4)]
+        assert again == [True, False, False, False]
+        current_server().wire.probe()
+        current_server().wire.client.close()
 
 
 def elsewhere(cluster: Cluster) -> list[str]:

@@ -18,8 +18,8 @@ from ratelimits.engine.decide import decide_call as steps
 from ratelimits.engine.keys import shard_of
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.publish import publish_version
+from ratelimits.engine.run import read_run
 from ratelimits.engine.server import current_server
-from ratelimits.engine.transport.connection import run_named
 from tests.support.engine.asking import KEYS, MONTHS, NOW, SECOND, ask, counted, everything, home, limit, usage
 from tests.support.raw import RawRedis
 
@@ -270,11 +270,6 @@ def heads(client: RawRedis) -> dict[bytes, bytes]:
     return {key: client.get(key) for key in client.keys("*}:head")}
 
 
-def run_of(client: RawRedis) -> str:
-    info = client.info("everything")
-    return run_named(info)
-
-
 def version_of(client: RawRedis, owner: str) -> int:
     return int(client.get(KEYS.head(shard_of(owner, KEYS.shards))).split()[0])
 
@@ -289,7 +284,7 @@ class TestVersions:
     ) -> None:
         asked_at(5)
         assert heads(redis_client) == {
-            KEYS.head(shard_of("user:1", KEYS.shards)).encode(): f"5 {run_of(redis_client)}".encode()
+            KEYS.head(shard_of("user:1", KEYS.shards)).encode(): f"5 {read_run(redis_client)}".encode()
         }
 
     def test_a_newer_version_is_stored_and_the_older_process_then_is_stale(self, redis_client: RawRedis) -> None:
@@ -304,7 +299,7 @@ class TestVersions:
         limits = [limit(name, key=key, name=name, version=9) for name in ALGORITHMS for key in (near, far)]
         ask(*limits, account="acme", usage=usage(), timeout=ANY)
         # One of the shards knows of an edit, another does not yet.
-        redis_client.set(KEYS.head(shard_of(far, KEYS.shards)), f"12 {run_of(redis_client)}")
+        redis_client.set(KEYS.head(shard_of(far, KEYS.shards)), f"12 {read_run(redis_client)}")
         before = everything(redis_client)
         for function in (ask, lambda *which, usage, **more: peek(which, now=NOW, **more)):
             with pytest.raises(Stale):
@@ -330,7 +325,7 @@ class TestVersions:
     def test_publishing_keeps_the_run(self, redis_client: RawRedis) -> None:
         asked_at(3)
         publish_version(4)
-        assert redis_client.get(KEYS.head(shard_of("user:1", KEYS.shards))).decode() == f"4 {run_of(redis_client)}"
+        assert redis_client.get(KEYS.head(shard_of("user:1", KEYS.shards))).decode() == f"4 {read_run(redis_client)}"
 
     def test_what_was_admitted_can_be_given_back_under_any_version(self) -> None:
         given, used, leased = (
@@ -350,7 +345,7 @@ class TestVersions:
     def test_limits_of_no_configuration_are_never_stale_and_tell_of_no_version(self, redis_client: RawRedis) -> None:
         publish_version(8)
         before = heads(redis_client)
-        run = run_of(redis_client).encode()
+        run = read_run(redis_client).encode()
         assert [ask(limit()).remaining for _ in range(3)] == [9, 8, 7]
         touched = KEYS.head(shard_of("user:1", KEYS.shards)).encode()
         assert heads(redis_client) == before | {touched: b"8 " + run}
@@ -381,8 +376,8 @@ class TestRuns:
         after = redis_client.hgetall(KEYS.meta(shard))
         opened = redis_client.hgetall(KEYS.open(shard))
         assert sealed == before[b"incarnation"] + b":1"
-        assert (batch[b"#r"], batch[b"#x"].decode()) == (b"other:run", run_of(redis_client))
-        assert (after[b"seq"], after[b"run"].decode()) == (b"1", run_of(redis_client))
+        assert (batch[b"#r"], batch[b"#x"].decode()) == (b"other:run", read_run(redis_client))
+        assert (after[b"seq"], after[b"run"].decode()) == (b"1", read_run(redis_client))
         assert after[b"incarnation"] == opened[b"#i"] != before[b"incarnation"]
         assert opened[b"#f"] == sealed
         assert counted(redis_client) == {f"a|{WHERE}|requests|7|3|acme|user:1|1": 1}

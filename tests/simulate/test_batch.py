@@ -47,7 +47,7 @@ def test_decisions_are_made_in_order_in_one_round_trip(server: Server, redis_url
     with commands_of_clients(redis_url) as commands:
         allowed = [answer[ALLOWED] for answer in replay(server, ready_commands)]
     assert allowed == ([1] * 3 + [0] * 7 + [1] * 2)
-    assert [command.split()[0] for command in commands] == ["SCRIPT"] + ["EVALSHA"] * 12
+    assert [command.split()[0] for command in commands] == ["EVAL"] + ["EVALSHA"] * 11
 
 
 def test_moments_of_any_age_are_replayed(server: Server) -> None:

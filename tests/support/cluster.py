@@ -106,11 +106,11 @@ class Cluster:
         """Return a client of that node."""
         return self.clients[self.node_of(shard)]
 
-    def settings(self, **options: Any) -> Any:
-        """Return the app's cache alias for the cluster."""
+    def settings(self, location: str = "", **options: Any) -> Any:
+        """Return the app's cache alias for the cluster, by default with the URL of the first node."""
         factory = {"CONNECTION_FACTORY": "ratelimits.django_redis_cluster.ConnectionFactory"}
         backend = "django_redis.cache.RedisCache"
-        alias = {"BACKEND": backend, "LOCATION": self.url, "OPTIONS": {**factory, **options}}
+        alias = {"BACKEND": backend, "LOCATION": location or self.url, "OPTIONS": {**factory, **options}}
         return override_settings(CACHES={"ratelimits": alias, "default": alias})
 
     @contextmanager

@@ -2,22 +2,28 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import redis
 from django.test import override_settings
 
 from ratelimits.embedded import EmbeddedServer
+from ratelimits.engine.run import read_run
 from ratelimits.engine.server import current_server
-from ratelimits.engine.transport.connection import run_named
 from ratelimits.models import Batch
 from ratelimits.usage import fence as fencing
 from ratelimits.usage.drain import drain
-from ratelimits.usage.fence import NotFencedError, fence
+from ratelimits.usage.fence import NotFencedError, check_server, fence
 from ratelimits.usage.seal import seal
+from tests.support.eventually import until
 from tests.support.plain import PLAIN
+from tests.support.servers import TestServers, server_binary
 from tests.support.usage.power import is_written, stalled_disk, unwritten, wait_for_fsync
 from tests.support.usage.traffic import use
 
@@ -26,7 +32,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def wait_for_fence(max_wait: float = 5) -> str:
     server = current_server()
-    return fence(server, run_named(server.wire.client.info()), max_wait)
+    return fence(server, read_run(server.wire.client), max_wait)
 
 
 @pytest.fixture
@@ -179,8 +185,59 @@ def test_without_a_fence_the_batch_says_that_there_was_none(everysec_server: Emb
 
 def test_what_was_read_under_another_run_is_not_fenced(always_server: EmbeddedServer) -> None:
     server = current_server()
-    run = run_named(server.wire.client.info())
+    run = read_run(server.wire.client)
     always_server.kill()
     always_server.start()
     with pytest.raises(NotFencedError, match="restarted or replaced"):
         fence(server, run)
+
+
+def fenced_by(fence: str, **more: object) -> Any:
+    return override_settings(RATELIMITS={**PLAIN, "FENCE": fence, **more})
+
+
+def test_the_server_says_itself_that_it_has_fsynced(everysec_server: EmbeddedServer, servers: TestServers) -> None:
+    with fenced_by("waitaof"):
+        if servers.redis_kind == "redis6":
+            with pytest.raises(NotFencedError, match=r"does not have WAITAOF.*RATELIMITS\['FENCE'\]"):
+                wait_for_fence()
+            return
+        assert wait_for_fence() == "waitaof"
+        with stalled_disk(everysec_server), pytest.raises(NotFencedError, match="did not fsync in time"):
+            wait_for_fence(max_wait=1)
+        with redis.Redis.from_url(everysec_server.url) as client:
+            client.config_set("appendonly", "no")
+        with pytest.raises(NotFencedError, match="keeps no append-only file"):
+            wait_for_fence()
+
+
+def test_replicas_have_what_is_drained(everysec_server: EmbeddedServer, servers: TestServers, tmp_path: Path) -> None:
+    with fenced_by("wait"):
+        with pytest.raises(NotFencedError, match=r"fewer than 1 replicas.*FENCE_REPLICAS"):
+            wait_for_fence(max_wait=0)
+        replica = EmbeddedServer(tmp_path / "replica", binary=server_binary(servers.redis_kind))
+        try:
+            with redis.Redis(port=replica.port) as client:
+                client.replicaof("127.0.0.1", everysec_server.port)
+                until(lambda: client.info("replication")["master_link_status"] == "up", "the replica follows")
+            assert wait_for_fence(max_wait=60) == "wait-1"
+            server = current_server()
+            assert check_server(server, read_run(server.wire.client)) == "wait-1"
+        finally:
+            replica.stop()
+
+
+def test_a_window_is_no_fence_if_the_server_restarts_in_it(
+    always_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def restart(_seconds: float) -> None:
+        always_server.kill()
+        always_server.start()
+
+    with fenced_by("window"):
+        server = current_server()
+        run = read_run(server.wire.client)
+        monkeypatch.setattr(fencing, "time", SimpleNamespace(sleep=restart, monotonic=time.monotonic))
+        # The connection has ended too. Behind a proxy it lives on, and shows another run.
+        with pytest.raises((NotFencedError, redis.ConnectionError)):
+            fence(server, run)

@@ -7,13 +7,15 @@ import re
 import signal
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import hiredis
 from redis.connection import DefaultParser
 from redis.exceptions import BusyLoadingError, InvalidResponse, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
+
+from ratelimits.engine.run import ASK_RUN, run_after, run_of
 
 
 class Unavailable(Exception):
@@ -68,29 +70,6 @@ def failure(error: BaseException) -> Unavailable:
     # A Sentinel connection replaces a ReadOnlyError by an error with this text.
     refused = isinstance(error, BusyLoadingError) or str(error) == "The previous master is now a slave"
     return NotSent(str(error)) if refused else Unanswered(str(error))
-
-
-#: The first command on a connection. INFO without arguments leaves out the sections that cost the server much time.
-INFO = b"*1\r\n$4\r\nINFO\r\n"
-
-
-def run_of(info: bytes) -> str:
-    """Return the run of the server from its reply to INFO."""
-    # The reply also contains the server's path, which is perhaps not UTF-8.
-    text = info.decode(errors="replace")
-    return run_named(dict(line.split(":", 1) for line in text.splitlines() if ":" in line))
-
-
-def run_named(info: Mapping[str, Any]) -> str:
-    """Return the run of a server from the fields of its INFO, as lua/run.lua does.
-
-    A run is the time from a start of the server until it restarts or a replica is promoted. The name is
-    "<run_id>:<replication id>". The replication id is left out if the server was not promoted, because then this id can
-    change although no data is lost.
-    """
-    # `master_replid2` has only zeros if the server was never promoted.
-    promoted = str(info.get("master_replid2", "")).strip("0")
-    return f"{info.get('run_id', '?')}:{info.get('master_replid', '') if promoted else ''}"
 
 
 #: A parser returns this object if it needs more bytes for a reply.
@@ -234,8 +213,11 @@ def greet(connection: Any) -> str:
     """Open a connection of redis-py and return the run of the server. Raise NotSent if the server does not answer."""
     try:
         connection.connect()
-        connection.send_packed_command([INFO], check_health=False)
-        return run_of(connection.read_response())
+        connection.send_packed_command([ASK_RUN], check_health=False)
+        try:
+            return run_of(connection.read_response())
+        except ResponseError as error:
+            return run_after(error)
     except (RedisError, OSError) as error:
         connection.disconnect()
         raise NotSent(str(error)) from error

@@ -22,8 +22,10 @@ from redis.asyncio.connection import DefaultParser
 from redis.exceptions import InvalidResponse, NoScriptError, RedisError, ResponseError
 
 from ratelimits.engine.assemble.scripts import Script
-from ratelimits.engine.resp import Sendable, loading
-from ratelimits.engine.transport.connection import INFO, MORE, NotSent, Unanswered, failure, refuses_writes, run_of
+from ratelimits.engine.refused import refused
+from ratelimits.engine.resp import Sendable, evaluating, loading
+from ratelimits.engine.run import ASK_RUN, run_after, run_of
+from ratelimits.engine.transport.connection import MORE, NotSent, Unanswered, failure, refuses_writes
 
 #: Maximum number of commands that are written and not answered. A server decides 128 commands in about 10 ms.
 IN_FLIGHT = 128
@@ -61,6 +63,17 @@ class _Loading:
 
     def to_bytes(self, run: str, nonce: bytes) -> bytes:
         return loading(self.script)
+
+
+class _Evaluated:
+    """A command that sends its script's text: for a server that does not let this user load scripts."""
+
+    def __init__(self, command: Sendable) -> None:
+        self.script = command.script
+        self._command = command
+
+    def to_bytes(self, run: str, nonce: bytes) -> bytes:
+        return evaluating(self._command.to_bytes(run, nonce), self.script)
 
 
 class _Link(asyncio.Protocol):
@@ -224,7 +237,8 @@ class Multiplexed:
     async def exchange(self, command: Sendable, nonce: bytes) -> Any:
         """Send a command and return its reply. Raise NotSent, Unanswered, or the ResponseError of the server.
 
-        If the server does not have the script, load it once for all calls that need it, and send the command again.
+        If the server does not have the script, load it once for all calls that need it, and send the command again. If
+        the user may not load scripts, send the script's text with the command.
         If the caller is cancelled after the command was written, the caller still gets the reply. It can ask
         `Task.cancelling()` whether it was cancelled.
         """
@@ -232,7 +246,12 @@ class Multiplexed:
             try:
                 return await self._reply(command, nonce)
             except NoScriptError:
-                await self._load(command.script)
+                try:
+                    await self._load(command.script)
+                except ResponseError as error:
+                    if refused(error) is None:
+                        raise
+                    return await self._reply(_Evaluated(command), nonce)
         return await self._reply(command, nonce)
 
     async def _reply(self, command: Sendable, nonce: bytes) -> Any:
@@ -326,8 +345,11 @@ class Multiplexed:
 
     async def _greet(self, connection: Any) -> str:
         """Ask the server for its run and return it."""
-        await connection.send_packed_command([INFO], check_health=False)
-        return run_of(await connection.read_response())
+        await connection.send_packed_command([ASK_RUN], check_health=False)
+        try:
+            return run_of(await connection.read_response())
+        except ResponseError as error:
+            return run_after(error)
 
     def lost(self, link: _Link, message: str, event: object) -> None:
         """Fail the waiting commands, because the connection was lost."""

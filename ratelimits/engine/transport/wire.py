@@ -29,7 +29,9 @@ from ratelimits.conf import conf, embedded
 from ratelimits.embedded.shared import own_url, shared_url
 from ratelimits.engine.assemble.scripts import Script
 from ratelimits.engine.keys import Keyspace
-from ratelimits.engine.resp import Sendable, loading
+from ratelimits.engine.refused import refused
+from ratelimits.engine.resp import Sendable, evaluating, loading, loading_first
+from ratelimits.engine.run import SCRIPT as RUN_SCRIPT
 from ratelimits.engine.transport.connection import NotSent, Unanswered, exchange, greet
 from ratelimits.engine.transport.idle import IdleConnections, process
 from ratelimits.engine.transport.multiplexed import MAX_LOADS, Multiplexed
@@ -108,7 +110,7 @@ class Wire:
         """Send a command with this nonce, and return the reply.
 
         If the server does not have the script, load the script and send the command again. This is safe, because
-        the server did nothing without the script.
+        the server did nothing without the script. If the user may not load scripts, send the script's text instead.
 
         Raise NotSent, Unanswered, or redis.exceptions.ResponseError if the server replies with an error.
         """
@@ -137,7 +139,12 @@ class Wire:
 
     def probe(self) -> None:
         """Raise an error if the server does not answer, still loads its data, or is a replica."""
-        info = self._asked("INFO")
+        try:
+            info = self._asked("INFO")
+        except ResponseError as error:
+            if refused(error) is None:
+                raise
+            info = self._asked("EVAL", RUN_SCRIPT.text.decode(), "0")  # fails while the server loads its data
         for line, state in (("loading:1", "loads its data"), ("role:slave", "is a replica")):
             if line in info:
                 raise NotSent(f"the server {state}")
@@ -186,9 +193,10 @@ class Wire:
         return None
 
     def stream(self, makers: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
-        """Load the scripts, then send many commands at once and return their replies in order.
+        """Send many commands at once and return their replies in order.
 
-        Each item of `makers` gets the run of the server and returns the bytes of one command. Only the simulator calls
+        The first command of each of the scripts sends the text of the script, so the server needs none of them. Each
+        item of `makers` gets the run of the server and returns the bytes of one command. Only the simulator calls
         this method. Raise the errors of `call`. If the scripts are deleted meanwhile, raise ResponseError: some of the
         commands were not carried out.
         """
@@ -274,33 +282,39 @@ def _block_timeout(seconds_left: float) -> float:
 def _load_and_repeat(exchange: Callable[[bytes], Any], command: Sendable, run: str, nonce: bytes) -> Any:
     """Load a command's script, send the command, and return its reply.
 
-    If the script is deleted before the server gets the command, load and send again, at most MAX_LOADS times in all.
+    If the script is deleted before the server gets the command, load and send again, at most MAX_LOADS times in all. If
+    the user may not load scripts, send the script's text with the command.
     """
-    for _ in range(MAX_LOADS - 1):
-        exchange(loading(command.script))
+    for tries_left in reversed(range(MAX_LOADS)):
+        try:
+            exchange(loading(command.script))
+        except ResponseError as error:
+            if refused(error) is None:
+                raise
+            return exchange(evaluating(command.to_bytes(run, nonce), command.script))
         try:
             return exchange(command.to_bytes(run, nonce))
         except NoScriptError:
-            continue
-    exchange(loading(command.script))
-    return exchange(command.to_bytes(run, nonce))
+            if not tries_left:
+                raise
+    raise AssertionError
 
 
 def _streamed(connection: Any, run: str, makers: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
     """Do the work of `Wire.stream` on one connection."""
     try:
-        loads = [loading(script) for script in scripts]
-        connection.send_packed_command([b"".join([*loads, *[make(run) for make in makers]])], check_health=False)
+        commands = loading_first([make(run) for make in makers], scripts)
+        connection.send_packed_command([b"".join(commands)], check_health=False)
         replies: list[Any] = []
         failure: ResponseError | None = None
-        for _ in range(len(loads) + len(makers)):
+        for _command in commands:
             try:
                 replies.append(connection.read_response())
             except ResponseError as error:
                 failure = failure or error
         if failure is not None:
             raise failure
-        return replies[len(loads) :]
+        return replies
     except ResponseError:
         raise
     except (RedisError, OSError) as error:

@@ -153,7 +153,7 @@ class Batch(models.Model):
     #: The last batch of the previous incarnation, as "incarnation:number"; "" if no batch came before.
     follows = models.CharField(_("follows"), max_length=100, blank=True)
     fence = models.CharField(
-        _("fence"), max_length=16, help_text=_("How the drain made sure that Redis had saved the batch.")
+        _("fence"), max_length=40, help_text=_("How the drain made sure that Redis had saved the batch.")
     )
     line_count = models.PositiveIntegerField(_("lines"))
     applied_at = UTCDateTimeField(_("written at"), auto_now_add=True)

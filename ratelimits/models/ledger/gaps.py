@@ -12,6 +12,10 @@ from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.ledger import moment
 from ratelimits.moments.columns import UTCDateTimeField
 
+#: The names of the fence that are fsync policies of the server (`DurabilityGap.fsync`, `Batch.fence`). The app has read
+#: them from the server and has waited for its disk. All other names are weaker promises.
+FSYNC_POLICIES = ("always", "everysec")
+
 
 class GapKind(models.TextChoices):
     """The reason why usage may be missing."""
@@ -29,6 +33,7 @@ class GapKind(models.TextChoices):
     UNCOUNTED = "uncounted", _("refused requests were not counted as denied")
     FORCED = "forced", _("a period was closed before its usage was complete")
     CLOCK = "clock", _("the server's clock was ahead")
+    FENCE = "fence", _("how Redis kept usage until it was billed")
 
 
 class DurabilityGap(models.Model):
@@ -49,7 +54,7 @@ class DurabilityGap(models.Model):
     last_seq = models.BigIntegerField(_("last batch"), null=True, blank=True)
     since = models.BigIntegerField(_("since (µs)"))
     until = models.BigIntegerField(_("until (µs)"))
-    fsync = models.CharField(_("fsync policy"), max_length=16, blank=True)
+    fsync = models.CharField(_("fsync policy"), max_length=40, blank=True)
     units = models.BigIntegerField(_("units known to be missing"), null=True, blank=True)
     detail = models.TextField(_("detail"), blank=True)
     #: The server that restarted: its product, and when it last answered before, in µs.

@@ -136,4 +136,4 @@ def _lasting_parts(text: str) -> tuple[str, ...]:
     parts = text.split(" ")
     if parts[0] == GapKind.CLOCK:
         parts[1] = parts[1].partition("/")[0]  # Use only the start: the end changes until the clocks agree again.
-    return *parts[:2], *(part for part in parts[2:] if part.startswith("appendfsync="))
+    return *parts[:2], *(part for part in parts[2:] if part.startswith(("appendfsync=", "fence=")))

@@ -24,8 +24,9 @@ from ratelimits.embedded import EmbeddedServer as RunningServer
 from ratelimits.embedded import free_port
 from ratelimits.engine.assemble.scripts import Script, read
 from ratelimits.engine.resp import resp
+from ratelimits.engine.run import read_run
 from ratelimits.engine.transport import idle, multiplexed
-from ratelimits.engine.transport.connection import NotSent, Unanswered, run_named
+from ratelimits.engine.transport.connection import NotSent, Unanswered
 from ratelimits.engine.transport.wire import Wire
 from tests.support.engine.proxy import Proxy
 from tests.support.eventually import until
@@ -108,19 +109,14 @@ def clients(client: redis.Redis) -> int:
     return len(client.client_list())
 
 
-def run_of(client: redis.Redis) -> str:
-    info = client.info("everything")
-    return run_named(info)
-
-
 class TestSending:
     def test_a_command_is_one_round_trip_once_the_connection_has_learnt_the_servers_run(
         self, opened: Callable[..., Wire], proxy: Proxy, redis_client: redis.Redis
     ) -> None:
         wire, command = opened(proxy.url), say(b"ECHO", b"hello")
         assert [wire.call(command, b"") for _ in range(5)] == [b"hello"] * 5
-        assert (proxy.connections, proxy.count(b"ECHO"), proxy.count(b"INFO")) == (1, 5, 1)
-        assert set(command.runs) == {run_of(redis_client)}
+        assert (proxy.connections, proxy.count(b"ECHO"), proxy.count(b"EVAL")) == (1, 5, 1)
+        assert set(command.runs) == {read_run(redis_client)}
 
     def test_what_the_server_refuses_is_its_own_error_and_the_connection_stays(self, wire: Wire) -> None:
         before = wire.call(WHO, b"")
@@ -446,7 +442,7 @@ class TestRuns:
             wire.call(command, b"")
         wire.call(command, b"")
         with redis.Redis.from_url(own_server.url) as client:
-            assert command.runs[-1] == run_of(client) != command.runs[0]
+            assert command.runs[-1] == read_run(client) != command.runs[0]
 
     def test_an_event_loop_learns_the_new_run_of_a_restarted_server(
         self, opened: Callable[..., Wire], own_server: RunningServer
@@ -464,7 +460,7 @@ class TestRuns:
             # While the loop runs, because the server ends with the thread that started it, and this thread ends with
             # the loop.
             with redis.Redis.from_url(own_server.url) as client:
-                return run_of(client)
+                return read_run(client)
 
         run = asyncio.run(work())
         assert command.runs[-1] == run != command.runs[0]
@@ -495,7 +491,7 @@ class TestRuns:
         own_server.start()
         wire.call(command, b"")
         with redis.Redis.from_url(own_server.url) as client:
-            assert command.runs[-1] == run_of(client) != command.runs[0]
+            assert command.runs[-1] == read_run(client) != command.runs[0]
 
 
 class Pool(redis.ConnectionPool):

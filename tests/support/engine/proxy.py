@@ -14,11 +14,12 @@ class Proxy:
     """Forward to 127.0.0.1:`port`. While `lose` is set, replies are lost. `hold` keeps replies until `let_go`.
 
     While `tear` is set, a connection ends in the middle of its next reply. Replies are late by `delay` seconds. If
-    `piece` is not 0, replies come in pieces of this number of bytes.
+    `piece` is not 0, replies come in pieces of this number of bytes. In replies, each key of `replaced` is replaced by
+    its value of the same length.
     """
 
     def __init__(self, port: int) -> None:
-        self._target = ("127.0.0.1", port)
+        self._targets = [("127.0.0.1", port)]
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.lose = threading.Event()
@@ -26,6 +27,7 @@ class Proxy:
         self.tear = threading.Event()
         self.delay = 0.0
         self.piece = 0
+        self.replaced: dict[bytes, bytes] = {}
         self._flowing = threading.Event()
         self._flowing.set()
         self._sockets: list[socket.socket] = []
@@ -51,9 +53,13 @@ class Proxy:
 
     def use(self, port: int) -> None:
         """Forward to another server from now on. End all connections to the old one."""
-        self._target = ("127.0.0.1", port)
+        self.in_turn(port)
         for end in list(self._sockets):
             _shut_down(end)
+
+    def in_turn(self, *ports: int) -> None:
+        """Forward new connections to these servers in turn, as a balancer does."""
+        self._targets = [("127.0.0.1", port) for port in ports]
 
     def count(self, command: bytes) -> int:
         """Return how often clients sent a command of this name."""
@@ -79,7 +85,7 @@ class Proxy:
             except OSError:
                 return
             try:
-                server = socket.create_connection(self._target)
+                server = socket.create_connection(self._targets[self.connections % len(self._targets)])
             except OSError:
                 client.close()
                 continue
@@ -89,6 +95,11 @@ class Proxy:
                 self.open += 1
             self._start(self._forward, client, server, True)
             self._start(self._forward, server, client, False)
+
+    def _changed(self, data: bytes) -> bytes:
+        for old, new in self.replaced.items():
+            data = data.replace(old, new)
+        return data
 
     def _forward(self, source: socket.socket, target: socket.socket, requests: bool) -> None:
         try:
@@ -105,6 +116,7 @@ class Proxy:
                     if self.tear.is_set():
                         target.sendall(data[: len(data) // 2])
                         break
+                    data = self._changed(data)
                     if self.delay:
                         time.sleep(self.delay)
                     if self.piece:
