@@ -30,6 +30,7 @@ from ratelimits.quota.answers.responses import (
 )
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
+from ratelimits.unknown_names import decorated
 from ratelimits.view_keys import AskedView, Key, awith_view_keys, check_key, with_view_keys
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -64,9 +65,11 @@ def limited(
     {"tokens": "field:max_tokens"}. A request with another cost gets 400.
     """
 
+    check_key(key)
+    decorated.note(scope, cost, key)
+
     def decorate(view: View) -> View:
         scope_name = scope_of(scope, view)
-        check_key(key)
         check_bounds(cost_bounds, f"{view_name(view)}, the argument `cost_bounds` of `limited`")
 
         @functools.wraps(view)

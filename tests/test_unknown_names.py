@@ -8,6 +8,7 @@ from uuid import uuid4
 import pytest
 from django.contrib.auth.models import Group, User
 from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
 from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -25,7 +26,7 @@ from ratelimits.identity import api_key_of
 from ratelimits.models import Access, Account
 from ratelimits.models.keys import spelled_key
 from ratelimits.throttling import QuotaThrottle
-from ratelimits.unknown_names import in_key, in_keys, in_row, in_rule
+from ratelimits.unknown_names import decorated, in_key, in_keys, in_row, in_rule
 from ratelimits.unknown_names.urlconf import ViewNames, named_by_views
 from tests.identity.conftest import Team
 
@@ -142,6 +143,32 @@ def test_a_decorated_function_of_an_api_is_found(settings: Any) -> None:
     assert {"by action", "by api view"} <= found.scopes
     assert found.meters is not None
     assert "calls" in found.meters
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_decorated_function_that_no_url_names_is_found(settings: Any) -> None:
+    class Page:
+        """A page of a content management system: the view of another package calls its method."""
+
+        @method_decorator(limited("pages", cost={"pages-served": 1}, key="header:X-Tenant"))
+        def serve(self, request: HttpRequest) -> HttpResponse:
+            return HttpResponse()
+
+    limited("operations", key=["arg:pk"], cost=7)  # the decorator for django-ninja notes the same
+    found = named(settings)
+    assert found.scopes is not None
+    assert {"pages", "operations"} <= found.scopes
+    assert found.meters is not None
+    assert "pages-served" in found.meters
+    assert found.keys is not None
+    assert {"header:X-Tenant", "arg:pk"} <= found.keys
+    assert list(in_rule("pages", "pages-served", view_key="header:X-Tenant")) == []
+    size = len(decorated.all_given())
+    for _ in range(3):
+        assert Page().serve(RequestFactory().get("/")).status_code == 200
+    assert len(decorated.all_given()) == size, "a request notes nothing"
+    limited("any", cost=lambda request: 1)
+    assert named(settings).meters is None
 
 
 def test_what_a_view_works_out_for_each_request_is_not_known(settings: Any) -> None:

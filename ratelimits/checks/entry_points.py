@@ -21,6 +21,7 @@ from ratelimits.middleware import QuotaMiddleware, paths_with_options
 from ratelimits.models import PeriodUsage, Rule
 from ratelimits.moving.views import FoundView, views
 from ratelimits.quota.answers.client_costs import check_bounds
+from ratelimits.unknown_names import decorated
 from ratelimits.unknown_names.urlconf import decorated_functions
 from ratelimits.view_keys import check_key
 
@@ -248,6 +249,8 @@ def _reasons_to_decide() -> Iterator[str]:
     for view in _views():
         if _is_decorated(view) or any(_is_throttle(one, "QuotaThrottle") for one in _throttles(view)):
             yield f"the view {view.name}"
+    if decorated.all_given():
+        yield "a function has the decorator `limited`"
 
 
 def _default_throttles() -> list[Any]:

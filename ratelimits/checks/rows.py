@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.apps import AppConfig
+from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseError
@@ -16,12 +17,14 @@ from django.db import connections, transaction
 from django.db.models import Min
 
 from ratelimits.algorithms import calendar
+from ratelimits.checks import listed
 from ratelimits.conf import conf
 from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.models import Account, KeyOverride, Rule
 from ratelimits.models.overrides import rules_by_name, valid_rules
 from ratelimits.models.validation.crowding import too_many
 from ratelimits.models.validation.rules import group_problem
+from ratelimits.unknown_names import unknown_scopes
 
 
 @checks.register("ratelimits", checks.Tags.database)
@@ -37,7 +40,7 @@ def check_rows(
         return []
     try:
         with transaction.atomic(using):
-            return [*_rules(using), *_groups(using), *_overrides(using), *_accounts(using), *_crowding(using)]
+            return [*_rules(using), *_scopes(using), *_groups(using), *_overrides(using), *_accounts(using), *_crowding(using)]
     except DatabaseError:
         return []  # The tables do not exist yet, or the database is down. Django reports both.
 
@@ -52,6 +55,23 @@ def _rules(using: str) -> Iterator[checks.CheckMessage]:
                 obj=rule,
                 id="ratelimits.E020",
             )
+
+
+def _scopes(using: str) -> Iterator[checks.CheckMessage]:
+    """Yield a warning if rules have a scope that no view has. Rules that are off are left out."""
+    if not getattr(settings, "ROOT_URLCONF", None):
+        return
+    rules = list(Rule.objects.using(using).exclude(mode=Rule.Mode.OFF).select_related("plan").order_by("pk"))
+    unknown = unknown_scopes(rule.scope for rule in rules)
+    named = [f"{rule.scope!r} (rule {rule.pk}, {rule})" for rule in rules if rule.scope in unknown]
+    if named:
+        yield checks.Warning(
+            f"No view has these scopes of rules, so the rules limit nothing: {listed(named)}.",
+            hint="Correct the scope of the rule or of the view. If calls to other systems use the scope, add it to"
+            " RATELIMITS['OUTBOUND_SCOPES']. If the view is in a module that is not imported at the start, add"
+            " 'ratelimits.W052' to SILENCED_SYSTEM_CHECKS.",
+            id="ratelimits.W052",
+        )
 
 
 def _groups(using: str) -> Iterator[checks.CheckMessage]:

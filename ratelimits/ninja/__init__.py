@@ -19,6 +19,7 @@ from ratelimits.decorators import AnyCost, adecided, aended_if_it_fails, decided
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.answers.client_costs import Bounds, CostOutOfBounds, check_bounds
 from ratelimits.quota.answers.responses import arefusal, out_of_bounds, refusal, scope_of, view_name, with_headers
+from ratelimits.unknown_names import decorated
 from ratelimits.view_keys import Key, check_key
 
 Operation = TypeVar("Operation", bound=Callable[..., Any])
@@ -39,9 +40,11 @@ def limited(
     response as from a plain Django view. The answer is set as `request.quota`.
     """
 
+    check_key(key)
+    decorated.note(scope, cost, key)
+
     def decorate(operation: Operation) -> Operation:
         scope_name = scope_of(scope, operation)
-        check_key(key)
         check_bounds(cost_bounds, f"{view_name(operation)}, the argument `cost_bounds` of `limited`")
         signature, response_name = _with_response(operation)
         _check_fields(operation, signature, key, cost)

@@ -52,8 +52,16 @@ def in_document(document: as_code.Document) -> Iterator[tuple[str, str]]:
         yield from ((f"rule {as_code.quoted_name(entry)}", sentence) for sentence in in_rule(*names))
 
 
+def unknown_scopes(scopes: Iterable[str]) -> set[str]:
+    """Return those of these scopes of rules that no view and no outbound call has. A scope can name methods."""
+    known = named_by_views().scopes
+    if known is None:
+        return set()
+    return {scope for scope in scopes if split_scope(scope)[0] not in {"*", *known, *conf.OUTBOUND_SCOPES}}
+
+
 def in_rule(scope: str, meter: str, except_scopes: str = "", view_key: str = "") -> Iterator[str]:
-    """Yield a sentence for a scope, a meter or a key that no view of the URLconf names, and for unknown HTTP methods.
+    """Yield a sentence for a scope, a meter or a key that no view names, and for unknown HTTP methods.
 
     `except_scopes` is the list of scopes in which the rule does not apply. `view_key` is the key of the view that the
     rule counts; "" if the rule names none.

@@ -1,4 +1,4 @@
-"""Find the scopes, meters and keys in the views of the project's URLconf."""
+"""Find the scopes, meters and keys in the views of the project's URLconf, and in functions with the decorator."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from ratelimits.conf import conf
+from ratelimits.unknown_names import decorated
 from ratelimits.view_keys import sources_of
 
 #: If a view names no cost, `QuotaThrottle` and `limited` count in this meter.
@@ -50,7 +51,7 @@ class _NamesInCode:
 
 
 def named_by_views() -> ViewNames:
-    """Return the scopes, meters and keys of all views of ROOT_URLCONF."""
+    """Return the scopes, meters and keys of all views of ROOT_URLCONF and of all functions with the decorator."""
     names = _names_in_code()
     return ViewNames(
         frozenset(names.scopes) if names.every_scope else None,
@@ -60,7 +61,7 @@ def named_by_views() -> ViewNames:
 
 
 def written_in_views() -> tuple[frozenset[str], frozenset[str]]:
-    """Return the scopes and the meters that are written in the code of views of ROOT_URLCONF.
+    """Return the scopes and the meters that are written in the code of views and of functions with the decorator.
 
     Views can compute other scopes and meters for each request.
     """
@@ -78,12 +79,12 @@ def _names_in_code() -> _NamesInCode:
     # The middleware limits the paths in PATHS. If PATHS is a list, it names no scopes and no costs.
     all_options = conf.PATHS.values() if isinstance(conf.PATHS, dict) else ()
     of_paths = ((options.get("scope"), options.get("cost"), options.get("key")) for options in all_options)
-    for scope, cost, key in (*_options_of_views(get_resolver().url_patterns), *of_paths):
+    for scope, cost, key in (*_options_of_views(get_resolver().url_patterns), *of_paths, *decorated.all_given()):
         if scope is None or isinstance(scope, str):
             names.scopes.add(scope or "*")
         else:
             names.every_scope = False
-        if isinstance(cost, Mapping):
+        if isinstance(cost, Mapping | tuple):
             names.meters |= {meter for meter in cost if isinstance(meter, str)}
         elif cost is not None and not isinstance(cost, int):
             names.every_meter = False
