@@ -18,6 +18,7 @@ from django.views.generic import View
 
 from ratelimits.addresses.proxies import address_of
 from ratelimits.algorithms import typed_rates
+from ratelimits.algorithms.typed_numbers import Mistyped
 from ratelimits.checks.settings import check_cache
 from ratelimits.decorators import limited
 from ratelimits.embedded import free_port
@@ -72,7 +73,7 @@ class TestRates:
     def test_simple(self, text: str, rate: tuple[int, int]) -> None:
         """Differs: "100/10" is refused, since a rate needs a unit of time."""
         assert tuple(map(int, typed_rates.rate(text))) == rate
-        with pytest.raises(typed_rates.Mistyped):
+        with pytest.raises(Mistyped):
             typed_rates.rate("100/10")
 
     def test_rate(self) -> None:

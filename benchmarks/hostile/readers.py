@@ -19,7 +19,7 @@ from rest_framework.test import APIRequestFactory
 
 from ratelimits import as_code
 from ratelimits.addresses.proxies import address_of
-from ratelimits.algorithms import typed_rates
+from ratelimits.algorithms import typed_numbers, typed_rates
 from ratelimits.algorithms.calendar import parse_anchor, zone
 from ratelimits.api.serializers import ReportQuery, UsageQuery, cursor
 from ratelimits.api.windows import PagePosition
@@ -31,7 +31,7 @@ from ratelimits.models.fields import view_key_texts
 from ratelimits.models.fields.scopes import names_in, split_scope
 from ratelimits.models.keys import canonical_key, key_name, validate_counted_key, validate_source
 from ratelimits.naming import name_of
-from ratelimits.pricing import tiers
+from ratelimits.pricing import money, tiers
 from ratelimits.reports.exports.csv import _marked_as_text
 from ratelimits.reports.periods import month_window
 from ratelimits.row_files.cells import Cells
@@ -141,7 +141,8 @@ def readers() -> Iterator[TextReader]:
     yield TextReader("a scope", split_scope, ("search:POST,PUT", "*"))
     yield TextReader("names of scopes", names_in, ("health, webhooks",))
     yield TextReader("tiers", tiers.parse, ("1000: 0.10\nmore: 0.05 + 3", "more: 1"))
-    yield TextReader("a price", tiers.price, ("0.10",))
+    yield TextReader("a price", money.read, ("0.10",))
+    yield TextReader("a typed number", typed_numbers.decimal, ("1,000.50", "1.000", "1 000"))
     yield TextReader("an anchor", parse_anchor, ("2026-01-31T06:00",))
     yield TextReader("a time zone", zone, ("Europe/Paris",))
     yield TextReader("a month", month_window, ("2026-10",))

@@ -42,7 +42,7 @@ class PlanPriceInline(TypedNumbers, admin.StackedInline):  # type: ignore[type-a
 
     model = PlanPrice
     extra = 0
-    fields = ["meter", "pricing", "unit_price", "tiers", "flat_fee", "minimum"]
+    fields = ["meter", "pricing", "unit_price", "tiers", "flat_fee", "minimum", "fees_due"]
 
 
 @admin.register(Plan)

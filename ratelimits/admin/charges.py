@@ -15,6 +15,7 @@ from django.utils.translation import gettext as _
 from ratelimits.models import Report
 from ratelimits.models.ledger import moment
 from ratelimits.pricing.money import ZERO, plus, written
+from ratelimits.pricing.prices import NO_UNITS
 from ratelimits.reports.amounts import UnreadableError, meter_amounts, unreadable_if_malformed
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.statements.charges import version_charges
@@ -46,7 +47,8 @@ def _meter_sentences(report: Report) -> Iterator[str]:
     for period, meters in groupby(meter_amounts(report), key=lambda meter: meter.period):
         for meter in meters:
             values: dict[str, Any] = {"meter": meter.meter, "currency": meter.currency}
-            values |= {"amount": written(meter.amount), "after": f"{meter.after:,}", "before": f"{meter.before or 0:,}"}
+            values |= {"amount": written(meter.amount), "after": f"{meter.after.overage:,}"}
+            values["before"] = f"{(meter.before or NO_UNITS).overage:,}"
             text = _("%(meter)s: %(after)s units beyond the included quantity, %(amount)s %(currency)s")
             if meter.before is not None:
                 text = _(

@@ -25,6 +25,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ratelimits import moments
+from ratelimits.models.fields.numbers import form_class_of
 from ratelimits.moments.columns import LocalSplitDateTimeInput, UTCDateTimeField
 
 if TYPE_CHECKING:
@@ -38,12 +39,13 @@ else:
 
 
 class TypedNumbers(_Base):
-    """Mixin for admin pages and inlines: a number has a text input.
+    """Mixin for admin pages and inlines: a number has a text input, and is read as the user's language writes it.
 
     An input of type "number" would lose letters: from "10k" it would send 10.
     """
 
     def formfield_for_dbfield(self, db_field: Field[Any, Any], request: HttpRequest | None, **kwargs: Any) -> Any:
+        kwargs = form_class_of(db_field) | kwargs
         field = super().formfield_for_dbfield(db_field, request, **kwargs)  # type: ignore[arg-type]
         if field is not None and isinstance(field.widget, forms.NumberInput):
             field.widget.input_type = "text"

@@ -7,6 +7,7 @@ from decimal import Decimal
 from fractions import Fraction
 from math import ceil, lcm
 
+from ratelimits.algorithms import typed_numbers
 from ratelimits.algorithms.base import Algorithm, Bounded, Params
 from ratelimits.algorithms.parsing import HORIZON, MAX_PERMITS, exact, length, micros, whole
 from ratelimits.algorithms.wording import Wording, gettext_noop, number
@@ -110,7 +111,8 @@ class TokenBucket(_Level):
         if self.initial not in ("full", "empty"):
             try:
                 # An override can set the capacity to 0 without changing `initial`. Then the bucket starts empty.
-                initial = whole("initial", self.initial, 0, self.capacity or MAX_PERMITS)
+                tokens = typed_numbers.whole(self.initial) if isinstance(self.initial, str) else self.initial
+                initial = whole("initial", tokens, 0, self.capacity or MAX_PERMITS)
                 self._set("initial", min(initial, self.capacity))
             except ValueError as error:
                 raise ValueError(f"initial must be full, empty or a whole number of tokens: {error}") from error

@@ -10,6 +10,8 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import NamedTuple
 
+from ratelimits.algorithms import typed_numbers
+from ratelimits.algorithms.typed_numbers import MAX_TEXT, PLAIN, Mistyped, Notation
 from ratelimits.algorithms.wording import gettext_noop
 
 _SECONDS = {
@@ -20,12 +22,13 @@ _SECONDS = {
     **dict.fromkeys(("d", "day", "days"), 86_400),
     **dict.fromkeys(("w", "week", "weeks"), 604_800),
 }
-#: A longer text is no length of time and no rate.
-_MAX_TEXT = 100
+#: A number, perhaps with signs between its digits.
+_DIGITS = r"[0-9]++(?:[.,\s'’][0-9]++)*+"
 #: A number and its unit of time, such as "1.5 h".
-_PART = re.compile(r"\s*+([0-9]++(?:\.[0-9]++)?)\s*+([a-z]++)")
-#: A number that `Decimal` reads, with at most two digits in the exponent.
-_NUMBER = re.compile(r"[+-]?(?:[0-9]++(?:\.[0-9]++)?|\.[0-9]++)(?:e[+-]?[0-9]{1,2})?", re.IGNORECASE)
+_PART = re.compile(rf"\s*+({_DIGITS})\s*+([a-z]++)")
+#: A number alone, and one with an exponent of at most two digits, as Python writes some decimals.
+_NUMBER = re.compile(rf"[+-]?(?:{_DIGITS}|[.,][0-9]++)")
+_WITH_EXPONENT = re.compile(r"[+-]?(?:[0-9]++(?:\.[0-9]++)?|\.[0-9]++)e[+-]?[0-9]{1,2}")
 #: A word for what is counted, such as "requests" in "50 requests a minute".
 _COUNTED = re.compile(r"\b(?:requests?|calls?|hits?|tokens?|permits?|units?|times)\Z")
 #: What stands between the permits and the length of time, as in "50 requests per minute" or "10/5min".
@@ -47,18 +50,6 @@ _NO_FIXED_LENGTH = gettext_noop(
 )
 
 
-class Mistyped(ValueError):
-    """Raised if a text cannot be read as a length of time or a rate.
-
-    The message is `template % values`. `template` can be translated. A text that is too long is not shown whole.
-    """
-
-    def __init__(self, template: str, text: str) -> None:
-        self.template = template
-        self.values = {"text": text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"}
-        super().__init__(template % self.values)
-
-
 class TypedRate(NamedTuple):
     """A typed rate: the number of permits, and the period in seconds."""
 
@@ -66,30 +57,44 @@ class TypedRate(NamedTuple):
     period: Decimal
 
 
-def seconds(text: str) -> Decimal:
+def seconds(text: str, notation: Notation = PLAIN) -> Decimal:
     """Return the number of seconds for a text such as "90", "1.5 h", "5 m" (five minutes) or "1 day 12 h".
 
-    Raise Mistyped for any other text.
+    `notation` says how the numbers are written. Raise Mistyped for any other text.
     """
     plain = _plain(text)
-    if _NUMBER.fullmatch(plain):
-        return Decimal(plain)
+    if _is_number(plain):
+        return _number(plain, text, notation, _WRONG_LENGTH)
     total, position = Decimal(0), 0
     while part := _PART.match(plain, position):
         count, unit = part.groups()
         if unit not in _SECONDS:
             break
-        total += Decimal(count) * _SECONDS[unit]
+        total += _number(count, text, notation, _WRONG_LENGTH) * _SECONDS[unit]
         position = part.end()
     if not plain or position < len(plain):
         raise Mistyped(_WRONG_LENGTH, text)
     return total
 
 
+def _is_number(plain: str) -> bool:
+    return bool(_NUMBER.fullmatch(plain) or _WITH_EXPONENT.fullmatch(plain))
+
+
+def _number(digits: str, text: str, notation: Notation, otherwise: str) -> Decimal:
+    """Return a number in a text. If it can be two numbers, the error says so; else its message is `otherwise`."""
+    if _WITH_EXPONENT.fullmatch(digits):
+        return Decimal(digits)
+    try:
+        return typed_numbers.decimal(digits, notation)
+    except Mistyped as error:
+        raise (error if error.is_ambiguous else Mistyped(otherwise, text)) from error
+
+
 def _plain(text: str) -> str:
     """Return the text in small letters, without spaces around it; "" if it is too long."""
     plain = text.strip()
-    return plain.lower() if len(plain) <= _MAX_TEXT else ""
+    return plain.lower() if len(plain) <= MAX_TEXT else ""
 
 
 def is_rate(text: str) -> bool:
@@ -99,28 +104,29 @@ def is_rate(text: str) -> bool:
 
 # The results are cached, because a throttle class parses its rate at each request.
 @lru_cache(maxsize=1024)
-def rate(text: str) -> TypedRate:
+def rate(text: str, notation: Notation = PLAIN) -> TypedRate:
     """Return the rate of a text such as "10/s", "10/m" (per minute), "100 per hour", "10/5min" or "50 calls a minute".
 
-    Raise Mistyped for any other text. This includes rates without a unit of time ("10", "10/60").
+    `notation` says how the numbers are written. Raise Mistyped for any other text. This includes rates without a unit
+    of time ("10", "10/60").
     """
     plain = _plain(text)
     found = _PER.search(plain)
     if found is None:
         raise Mistyped(_WRONG_RATE, text)
     permits, time = _COUNTED.sub("", plain[: found.start()].rstrip()).rstrip(), plain[found.end() :].lstrip()
-    if not _NUMBER.fullmatch(permits) or _NUMBER.fullmatch(time):
+    if not _is_number(permits) or _is_number(time):
         raise Mistyped(_WRONG_RATE, text)
     if _MONTHS_OR_YEARS.fullmatch(time):
         raise Mistyped(_NO_FIXED_LENGTH, text)
     try:
-        period = seconds(f"1 {time}" if time in _SECONDS else time)
+        period = seconds(f"1 {time}" if time in _SECONDS else time, notation)
     except Mistyped as error:
-        raise Mistyped(_WRONG_RATE, text) from error
-    return TypedRate(Decimal(permits), period)
+        raise (error if error.is_ambiguous else Mistyped(_WRONG_RATE, text)) from error
+    return TypedRate(_number(permits, text, notation, _WRONG_RATE), period)
 
 
-def length_and_unit(length: Decimal) -> tuple[str, str]:
+def length_and_unit(length: Decimal, notation: Notation = PLAIN) -> tuple[str, str]:
     """Return a length in seconds as a number and a unit: "s", "min", "h", "day" or "week".
 
     The function `seconds` can read the number and the unit together, such as "90 min".
@@ -129,4 +135,4 @@ def length_and_unit(length: Decimal) -> tuple[str, str]:
         # Write weeks only for exactly one week, because people say "14 days" and not "2 weeks".
         if 0 < length < _MAX_LENGTH and not length % size and (unit != "week" or length == size):
             return f"{length // size:f}", unit
-    return f"{length.normalize():f}", "s"
+    return typed_numbers.written(length, notation), "s"

@@ -18,10 +18,11 @@ from ratelimits.as_code.reading import DEFAULTS, Document, RefusedError, identit
 from ratelimits.as_code.types import printable
 from ratelimits.models.accounts import Plan, PlanInclusion
 from ratelimits.models.fields.rule_fields import PARAMETERS
-from ratelimits.models.prices import PlanPrice
+from ratelimits.models.prices import PlanPrice, price_of, price_text
 from ratelimits.models.rules import Rule
 from ratelimits.models.versions import editing
-from ratelimits.pricing.money import ZERO, written
+from ratelimits.pricing.money import ZERO
+from ratelimits.pricing.prices import WITH_USAGE
 from ratelimits.progress import Progress
 
 __all__ = [
@@ -88,10 +89,11 @@ def price_as_code(price: PlanPrice) -> dict[str, Any]:
     """Return a price as a part of its plan's entry. Decimals are texts, and tiers are a list of texts."""
     entry: dict[str, Any] = {"pricing": price.pricing}
     if price.unit_price is not None:
-        entry["unit_price"] = written(price.unit_price)
+        entry["unit_price"] = price_text(price.unit_price)
     if price.tiers:
         entry["tiers"] = price.tiers.splitlines()
-    return entry | {name: written(getattr(price, name)) for name in _FEES if getattr(price, name)}
+    entry |= {name: price_text(getattr(price, name)) for name in _FEES if getattr(price, name)}
+    return entry if price.fees_due == WITH_USAGE else entry | {"fees_due": price.fees_due}
 
 
 def to_text(document: Document) -> str:
@@ -206,10 +208,11 @@ def _unsaved_prices(plan: Plan, wanted: dict[str, Any], using: str) -> list[Plan
     for meter, entry in wanted.items():
         row = rows.get(meter) or PlanPrice(plan=plan, meter=meter)
         row.plan, row.pricing = plan, entry.get("pricing", PlanPrice.Pricing.PER_UNIT)
-        row.unit_price = Decimal(entry["unit_price"]) if "unit_price" in entry else None
+        row.unit_price = price_of(entry["unit_price"]) if "unit_price" in entry else None
         row.tiers = "\n".join(entry.get("tiers", ()))
         for name in _FEES:
-            setattr(row, name, Decimal(entry.get(name, ZERO)))
+            setattr(row, name, price_of(entry.get(name, ZERO)))
+        row.fees_due = entry.get("fees_due", WITH_USAGE)
         prices.append(row)
     return prices
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
+from ratelimits.algorithms import typed_numbers
 from ratelimits.algorithms.parsing import MAX_PERMITS
+from ratelimits.algorithms.typed_numbers import Mistyped
+from ratelimits.pricing import money
 
 #: A message shows at most this many characters of a value. A longer value is cut.
 _MAX_SHOWN = 60
@@ -66,11 +68,7 @@ _TIERS = FieldType(
     'a list of texts such as "1000: 0.10"',
     lambda value: isinstance(value, list) and all(is_text(line) and "\n" not in line for line in value),
 )
-_DECIMAL = FieldType('a decimal as a text, such as "0.10"', lambda value: _is_decimal(value) or _is_number(value))
-
-
-def _is_decimal(value: Any) -> bool:
-    return is_text(value) and re.fullmatch(r"-?[0-9]{1,20}(\.[0-9]{1,20})?", value) is not None
+_DECIMAL = FieldType('a decimal as a text, such as "0.10"', lambda value: is_text(value) or _is_number(value))
 
 
 #: Fields of a plan's price.
@@ -80,6 +78,7 @@ PRICE: dict[str, FieldType] = {
     "tiers": _TIERS,
     "flat_fee": _DECIMAL,
     "minimum": _DECIMAL,
+    "fees_due": _NAME,
 }
 
 #: Fields of a rule that are allowed to be null. A null means the same as a missing field.
@@ -154,8 +153,20 @@ def plan_type_problems(slug: str, plan: dict[str, Any]) -> Iterator[str]:
             yield f'the price of {as_json(meter)} must be an object such as {{"unit_price": "0.10", "flat_fee": "5"}}'
             continue
         for field, value in price.items():
-            if not PRICE[field].accepts(value):
-                yield f"{field} of {as_json(meter)} must be {PRICE[field].description}, not {as_json(value)}"
+            if problem := _price_problem(field, value):
+                yield f"{field} of {as_json(meter)}{problem}"
+
+
+def _price_problem(field: str, value: Any) -> str:
+    """Return what is wrong with a field of a price, as the end of a sentence; "" if it is right."""
+    if not PRICE[field].accepts(value):
+        return f" must be {PRICE[field].description}, not {as_json(value)}"
+    if PRICE[field] is _DECIMAL:
+        try:
+            money.read(value) if isinstance(value, str) else money.price(Decimal(value))
+        except ValueError as error:
+            return f": {error}"
+    return ""
 
 
 def as_json(value: Any) -> str:
@@ -175,13 +186,23 @@ def printable(text: str) -> str:
     return text if text.isprintable() else as_json(text)
 
 
+def _decimal(literal: str) -> Decimal:
+    """Return a decimal of a file. Raise Mistyped if a person can have written thousands, such as 1.000."""
+    try:
+        typed_numbers.decimal(literal)
+    except Mistyped as error:
+        if error.is_ambiguous:
+            raise
+    return Decimal(literal)
+
+
 def decode_json(raw: bytes) -> Any:
     """Return the value of a JSON text in UTF-8, with exact decimals.
 
     Raise ValueError if the text is not JSON in UTF-8. In most cases the message says which line is wrong.
     """
     try:
-        return json.loads(raw.decode("utf-8-sig"), parse_float=Decimal, parse_constant=Decimal)
+        return json.loads(raw.decode("utf-8-sig"), parse_float=_decimal, parse_constant=Decimal)
     except json.JSONDecodeError as error:
         raise ValueError(f"line {error.lineno}: not JSON: {error.msg}") from error
     except UnicodeDecodeError as error:
@@ -189,5 +210,7 @@ def decode_json(raw: bytes) -> Any:
         raise ValueError(f"line {line}: byte {error.start + 1} of the file is not UTF-8: save it as UTF-8") from error
     except RecursionError as error:
         raise ValueError("the document is nested too deeply: no plan and no rule has so many levels") from error
+    except Mistyped:
+        raise
     except (InvalidOperation, ValueError) as error:
         raise ValueError(f"a number has too many digits: the largest number is {MAX_PERMITS}") from error

@@ -12,8 +12,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits import moments
 from ratelimits.algorithms.billing_periods import periods_around
-from ratelimits.algorithms.parsing import MAX_PERMITS
 from ratelimits.conf import conf
+from ratelimits.conf.setting_rules import MAX_COST
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models import users
 from ratelimits.models.accounts import Account
@@ -136,8 +136,8 @@ class Adjustment(models.Model):
         if self.quantity == 0:
             errors["quantity"] = _("An adjustment of 0 changes nothing: write how many units.")
         units: Any = self.quantity  # None if the form could not read the typed quantity.
-        if units is not None and abs(units) > MAX_PERMITS:
-            errors["quantity"] = _("An adjustment can be of at most %(most)s units.") % {"most": f"{MAX_PERMITS:,}"}
+        if units is not None and abs(units) > MAX_COST:
+            errors["quantity"] = _("An adjustment can be of at most %(most)s units.") % {"most": f"{MAX_COST:,}"}
         period_start: Any = self.period_start  # None if the form could not read the typed moment.
         if period_start is not None and (error := self._start_error()):
             errors["period_start"] = error

@@ -6,19 +6,17 @@ from decimal import Decimal
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.core.validators import MinValueValidator
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.accounts import Plan
+from ratelimits.models.fields.prices import PriceField
 from ratelimits.models.history import History
 from ratelimits.models.versioned import Versioned
-from ratelimits.pricing import tiers
-from ratelimits.pricing.money import ZERO, written
-from ratelimits.pricing.prices import GRADUATED, PER_UNIT, VOLUME, Price
-
-_NOT_NEGATIVE = [MinValueValidator(ZERO, _("A price cannot be below 0. To give units back, use an adjustment."))]
+from ratelimits.pricing import money, tiers
+from ratelimits.pricing.money import ZERO
+from ratelimits.pricing.prices import GRADUATED, PER_UNIT, VOLUME, WITH_REPORT, WITH_USAGE, Price
 
 
 class PlanPrice(Versioned):
@@ -29,17 +27,17 @@ class PlanPrice(Versioned):
         GRADUATED = GRADUATED, _("graduated: each unit has the price of its own tier")
         VOLUME = VOLUME, _("volume: all units have the price of the tier that their total is in")
 
+    class FeesDue(models.TextChoices):
+        WITH_USAGE = WITH_USAGE, _("with usage: if the meter has usage above 0 in the period")
+        WITH_REPORT = WITH_REPORT, _("with each report: also without usage, if the account has a report")
+
     plan = models.ForeignKey(Plan, models.CASCADE, related_name="prices", verbose_name=_("plan"))
     meter = models.SlugField(_("meter"), max_length=LONGEST_NAME, default="requests", db_index=False)
     pricing = models.CharField(_("pricing"), max_length=10, choices=Pricing.choices, default=Pricing.PER_UNIT)
-    # SQLite stores no more than 15 digits exactly.
-    unit_price = models.DecimalField(
+    unit_price = PriceField(
         _("unit price"),
-        max_digits=tiers.DIGITS,
-        decimal_places=tiers.PLACES,
         null=True,
         blank=True,
-        validators=_NOT_NEGATIVE,
         help_text=_("Price of one unit beyond the included quantity. Leave it empty if there are tiers."),
     )
     tiers = models.TextField(
@@ -51,21 +49,23 @@ class PlanPrice(Versioned):
             " tier."
         ),
     )
-    flat_fee = models.DecimalField(
-        _("flat fee"),
-        max_digits=15,
-        decimal_places=4,
-        default=ZERO,
-        validators=_NOT_NEGATIVE,
-        help_text=_("Charged in each billing period that has a report. The fee does not depend on the usage."),
+    flat_fee = PriceField(
+        _("flat fee"), default=ZERO, help_text=_("Charged once in each billing period, as “fees are due” says.")
     )
-    minimum = models.DecimalField(
+    minimum = PriceField(
         _("minimum"),
-        max_digits=15,
-        decimal_places=4,
         default=ZERO,
-        validators=_NOT_NEGATIVE,
-        help_text=_("The smallest amount for the meter's units and fees in a billing period that has a report."),
+        help_text=_("The smallest amount for the meter's units and fees in a billing period, as “fees are due” says."),
+    )
+    fees_due = models.CharField(
+        _("fees are due"),
+        max_length=10,
+        choices=FeesDue.choices,
+        default=FeesDue.WITH_USAGE,
+        help_text=_(
+            "When the flat fee and the minimum are due. Usage is what the account used, minus refunds, plus or minus"
+            " adjustments. Refused requests and requests that were given back are no usage."
+        ),
     )
 
     history = History()
@@ -83,9 +83,9 @@ class PlanPrice(Versioned):
         ]
 
     def __str__(self) -> str:
-        price = "; ".join(self.tiers.splitlines()) if self.unit_price is None else written(self.unit_price)
+        price = "; ".join(self.tiers.splitlines()) if self.unit_price is None else price_text(self.unit_price)
         fees = "".join(
-            f", {label} {written(amount)}"
+            f", {label} {price_text(amount)}"
             for label, amount in (("flat fee", self.flat_fee), ("minimum", self.minimum))
             if amount
         )
@@ -129,7 +129,17 @@ class PlanPrice(Versioned):
         elif self.unit_price is None:
             raise ValueError("the price of one unit is missing")
         else:
-            price_tiers = (tiers.Tier(None, Decimal(self.unit_price)),)
-        if min(price_tiers[0].unit_price, Decimal(self.flat_fee), Decimal(self.minimum)) < 0:
-            raise ValueError("a price cannot be below 0")
-        return Price(self.pricing, price_tiers, Decimal(self.flat_fee), Decimal(self.minimum))
+            price_tiers = (tiers.Tier(None, price_of(self.unit_price)),)
+        if self.fees_due not in (WITH_USAGE, WITH_REPORT):
+            raise ValueError(f"fees cannot be due {self.fees_due!r}")
+        return Price(self.pricing, price_tiers, price_of(self.flat_fee), price_of(self.minimum), self.fees_due)
+
+
+def price_of(value: Any) -> Decimal:
+    """Return the price in a column. Raise ValueError if it is none; only raw SQL writes such a value."""
+    return money.read(value) if isinstance(value, str) else money.price(Decimal(value))
+
+
+def price_text(value: Any) -> str:
+    """Return the price in a column as text, also if it is none."""
+    return value if isinstance(value, str) else money.written(Decimal(value))

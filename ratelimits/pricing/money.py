@@ -14,7 +14,12 @@ from decimal import (
 )
 from functools import reduce
 
+from ratelimits.algorithms import typed_numbers
+
 ZERO = Decimal(0)
+#: Maximum number of digits of a price before and after the decimal point. A price is stored as text, because a database
+#: can turn a decimal of this length into a float.
+WHOLE_DIGITS, PLACES = 12, 12
 #: This context has more digits than any product of a quantity and a price. A calculation that would round raises
 #: Inexact.
 _EXACT = Context(prec=100, traps=[Inexact, InvalidOperation, Overflow, DivisionByZero])
@@ -46,6 +51,33 @@ def minor_digits(currency: str) -> int:
         return _DIGITS[currency]
     except KeyError:
         raise ValueError(f"{currency!r} is not a currency of ISO 4217: write its three letters, such as EUR") from None
+
+
+def price(value: Decimal) -> Decimal:
+    """Return a price. Raise ValueError with what is wrong if it is below 0 or has too many digits."""
+    if not value.is_finite():
+        raise ValueError(f"{value} is not a price")
+    text = written(value)
+    whole, _point, places = text.removeprefix("-").partition(".")
+    if text.startswith("-"):
+        raise ValueError("a price cannot be below 0: to give units back, use an adjustment")
+    if len(places) > PLACES or len(whole.lstrip("0")) > WHOLE_DIGITS:
+        raise ValueError(
+            f"“{text}” has too many digits: at most {WHOLE_DIGITS} before and {PLACES} after the decimal point"
+        )
+    return Decimal(text)
+
+
+def read(text: str) -> Decimal:
+    """Return the price that a text contains. Raise ValueError with a sentence that says what is wrong."""
+    try:
+        return price(typed_numbers.decimal(text))
+    except typed_numbers.Mistyped as error:
+        if error.is_ambiguous:
+            raise
+        raise ValueError(
+            f"“{text.strip()}” is not a price: write a decimal such as 0.10, without currency and thousands separators"
+        ) from error
 
 
 def times(quantity: int, price: Decimal) -> Decimal:

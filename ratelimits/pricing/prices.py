@@ -17,6 +17,32 @@ from ratelimits.pricing.tiers import Tier, parse, to_text
 #: The kinds of pricing. PER_UNIT: every unit has the same price. GRADUATED: each unit has the price of its own tier.
 #: VOLUME: all units have the price of one tier, the tier that the total reaches.
 PER_UNIT, GRADUATED, VOLUME = "per_unit", "graduated", "volume"
+#: When the flat fee and the minimum are due. WITH_USAGE: if the net usage of the meter is above 0. WITH_REPORT: if the
+#: account has a report.
+WITH_USAGE, WITH_REPORT = "usage", "report"
+
+
+class Units(NamedTuple):
+    """The units of a meter in a billing period.
+
+    net      units that were used, minus those that were refunded, plus adjustments
+    overage  the part of `net` that the plan does not include
+    """
+
+    net: int
+    overage: int
+
+    def plus(self, other: Units) -> Units:
+        """Return the sum of these units and others."""
+        return Units(self.net + other.net, self.overage + other.overage)
+
+    def minus(self, other: Units) -> Units:
+        """Return these units without others."""
+        return Units(self.net - other.net, self.overage - other.overage)
+
+
+#: A period without units.
+NO_UNITS = Units(0, 0)
 
 
 class PricedPart(NamedTuple):
@@ -29,12 +55,13 @@ class PricedPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The price of a meter's units in a billing period. A total below 0 costs as much as a total of 0."""
+    """The price of a meter's units in a billing period. Without net usage above 0, units cost nothing."""
 
     pricing: str
     tiers: tuple[Tier, ...]
     flat_fee: Decimal = ZERO
     minimum: Decimal = ZERO
+    fees_due: str = WITH_USAGE
 
     @classmethod
     def from_record(cls, record: Mapping[str, str]) -> Price:
@@ -43,7 +70,7 @@ class Price:
         Raise ValueError or KeyError if a text is wrong or missing.
         """
         flat_fee, minimum = Decimal(record["flat_fee"]), Decimal(record["minimum"])
-        return cls(record["pricing"], parse(record["tiers"]), flat_fee, minimum)
+        return cls(record["pricing"], parse(record["tiers"]), flat_fee, minimum, record["fees_due"])
 
     def record(self) -> dict[str, str]:
         """Return the price as texts; equal prices have equal texts."""
@@ -52,32 +79,42 @@ class Price:
             "tiers": to_text(self.tiers),
             "flat_fee": written(self.flat_fee),
             "minimum": written(self.minimum),
+            "fees_due": self.fees_due,
         }
 
-    def of(self, total: int) -> Decimal:
-        """Return the exact price of the total quantity of a period."""
-        return plus(self.units(total), self.fees(total), self.top_up(total))
+    def of(self, units: Units) -> Decimal:
+        """Return the exact price of the units of a period."""
+        return plus(self.units(units), self.fees(units), self.top_up(units))
 
-    def units(self, total: int) -> Decimal:
+    def units(self, units: Units) -> Decimal:
         """Return the price of the units, without the fees and the minimum."""
+        if units.net <= 0:
+            return ZERO
         if self.pricing == VOLUME:
-            return times(max(total, 0), self._tier(total).unit_price)
-        return added(times(count, tier.unit_price) for tier, count in self._graduated(0, total))
+            return times(max(units.overage, 0), self._tier(units.overage).unit_price)
+        return added(times(count, tier.unit_price) for tier, count in self._graduated(0, units.overage))
 
-    def fees(self, total: int) -> Decimal:
+    def fees(self, units: Units) -> Decimal:
         """Return the flat fee plus the fees of all tiers that contain at least one unit.
 
         With volume pricing, all units are in one tier: the tier that the total reaches.
         """
-        if total <= 0:
+        if not self._are_fees_due(units):
+            return ZERO
+        if units.net <= 0 or units.overage <= 0:
             return self.flat_fee
         if self.pricing == VOLUME:
-            return plus(self.flat_fee, self._tier(total).fee)
-        return plus(self.flat_fee, *(tier.fee for tier, _count in self._graduated(0, total)))
+            return plus(self.flat_fee, self._tier(units.overage).fee)
+        return plus(self.flat_fee, *(tier.fee for tier, _count in self._graduated(0, units.overage)))
 
-    def top_up(self, total: int) -> Decimal:
+    def top_up(self, units: Units) -> Decimal:
         """Return the amount by which fees and units together are below the minimum; 0 if they reach the minimum."""
-        return max(minus(self.minimum, plus(self.fees(total), self.units(total))), ZERO)
+        if not self._are_fees_due(units):
+            return ZERO
+        return max(minus(self.minimum, plus(self.fees(units), self.units(units))), ZERO)
+
+    def _are_fees_due(self, units: Units) -> bool:
+        return units.net > 0 or self.fees_due == WITH_REPORT
 
     def parts(self, before: int, quantity: int, total: int) -> list[PricedPart]:
         """Divide `quantity` units into parts, with one part for each unit price.
@@ -97,15 +134,15 @@ class Price:
         # Units are subtracted from the end, so the part with the last units comes first.
         return parts if sign > 0 else parts[::-1]
 
-    def repriced(self, before: int, total: int) -> Decimal:
-        """Return the change of the price of the first `before` units if the total changes from `before` to `total`.
+    def repriced(self, before: Units, after: Units) -> Decimal:
+        """Return the change of the price of earlier units if the units of a period change from `before` to `after`.
 
-        With volume pricing, the total can reach another tier. With other pricing, this price never changes.
+        With volume pricing, the total can reach another tier. With other pricing, the price of earlier units changes
+        only if the period had or has no net usage.
         """
-        if self.pricing != VOLUME:
-            return ZERO
-        price_of_new_units = times(total - before, self._tier(total).unit_price)
-        return minus(minus(self.units(total), self.units(before)), price_of_new_units)
+        parts = self.parts(before.overage, after.overage - before.overage, after.overage)
+        price_of_new_units = added(part.amount for part in parts)
+        return minus(minus(self.units(after), self.units(before)), price_of_new_units)
 
     def _tier(self, total: int) -> Tier:
         return next(tier for tier in self.tiers if tier.up_to is None or total <= tier.up_to)

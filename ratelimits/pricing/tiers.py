@@ -6,22 +6,18 @@ units.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from decimal import Decimal
 from typing import NamedTuple
 
+from ratelimits.algorithms import typed_numbers
+from ratelimits.pricing import money
 from ratelimits.pricing.money import ZERO, written
 
 #: The first word of the last tier, which has no upper end.
 MORE = "more"
-#: Maximum number of digits of a price.
-DIGITS = 15
-#: Maximum number of digits of a price after the decimal point.
-PLACES = 10
 #: The highest end of a tier.
-_MAX_UNITS = 10**12
-_PRICE = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_MAX_UNITS = 2**63 - 1
 _SHAPE = 'write a tier as "1000: 0.10" (or "1000: 0.10 + 5" with a fee), and the last one as "more: 0.05"'
 
 
@@ -56,26 +52,11 @@ def parse(text: str) -> tuple[Tier, ...]:
         previous_end = (tiers[-1].up_to or 0) if tiers else 0
         if up_to is not None and up_to <= previous_end:
             raise ValueError(f"{quoted} must end at more units than the tier before it: sort the tiers")
-        fee = price(fee_text.strip()) if plus else ZERO
-        tiers.append(Tier(up_to, price(price_text.strip()), fee))
+        fee = money.read(fee_text.strip()) if plus else ZERO
+        tiers.append(Tier(up_to, money.read(price_text.strip()), fee))
     if tiers[-1].up_to is not None:
         raise ValueError(f'there is no price for units beyond {tiers[-1].up_to}: add a line such as "{MORE}: 0.05"')
     return tuple(tiers)
-
-
-def price(text: str) -> Decimal:
-    """Return the price that a text contains. Raise ValueError with a sentence that says what is wrong."""
-    if not _PRICE.fullmatch(text):
-        raise ValueError(
-            f"“{text}” is not a price: write a decimal such as 0.10, without currency and thousands separators"
-        )
-    whole, _point, places = text.partition(".")
-    if len(places.rstrip("0")) > PLACES or len(whole.lstrip("0")) + PLACES > DIGITS:
-        whole_digits = DIGITS - PLACES
-        raise ValueError(
-            f"“{text}” has too many digits: at most {whole_digits} before and {PLACES} after the decimal point"
-        )
-    return Decimal(text)
 
 
 def to_text(tiers: Iterable[Tier]) -> str:
@@ -90,9 +71,11 @@ def to_text(tiers: Iterable[Tier]) -> str:
 def _up_to(text: str, quoted: str) -> int | None:
     if text == MORE:
         return None
-    digits = text.lstrip("0")
-    # `int` reads at most 4,300 digits.
-    is_number = text.isascii() and text.isdecimal() and len(digits) <= len(str(_MAX_UNITS))
-    if not is_number or not 0 < int(digits or "0") <= _MAX_UNITS:
-        raise ValueError(f"{quoted} must begin with a whole number of units from 1 to {_MAX_UNITS}, or with “{MORE}”")
-    return int(digits)
+    wanted = f"{quoted} must begin with a whole number of units from 1 to {_MAX_UNITS}, or with “{MORE}”"
+    try:
+        units = typed_numbers.whole(text)
+    except typed_numbers.Mistyped as error:
+        raise ValueError(f"{quoted}: {error}" if error.is_ambiguous else wanted) from error
+    if not 0 < units <= _MAX_UNITS:
+        raise ValueError(wanted)
+    return units

@@ -13,7 +13,7 @@ from typing import Any
 from django.db.models import QuerySet
 
 from ratelimits import moments
-from ratelimits.algorithms.parsing import MAX_PERMITS
+from ratelimits.conf.setting_rules import MAX_COST
 from ratelimits.models import Adjustment, Report
 from ratelimits.models.ledger import moment
 from ratelimits.reports.periods import SECOND
@@ -39,9 +39,9 @@ def check_sizes(adjustments: Iterable[Adjustment]) -> None:
     The sum of larger quantities can be too large for a column of the database.
     """
     for adjustment in adjustments:
-        if abs(adjustment.quantity) > MAX_PERMITS:
+        if abs(adjustment.quantity) > MAX_COST:
             raise ValueError(
-                f"adjustment {adjustment.reference} has {adjustment.quantity:,} units, but at most {MAX_PERMITS:,} are"
+                f"adjustment {adjustment.reference} has {adjustment.quantity:,} units, but at most {MAX_COST:,} are"
                 " allowed"
             )
 

@@ -14,7 +14,6 @@ currency.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,13 +22,13 @@ from typing import Any
 
 from ratelimits.models import Report, ReportLine
 from ratelimits.pricing.money import ZERO, added, minus, plus, rounded
-from ratelimits.pricing.prices import Price
+from ratelimits.pricing.prices import NO_UNITS, Price, Units
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.terms.price_book import RecordedPrices
 
-#: Two numbers: the overage units of a meter before a version, and after this version. If the meter was not billed
-#: before, the first number is None. It is not 0 then, because 0 units can have a price too: a fee or a minimum.
-BeforeAndAfter = Sequence[Any]
+#: The units of a meter before a version, and after it. If the meter was not billed before, the first are None. They are
+#: not 0 units then, because 0 units can have a price too: a fee or a minimum that is due with each report.
+BeforeAndAfter = tuple[Units | None, Units]
 
 
 class UnreadableError(ValueError):
@@ -109,16 +108,16 @@ class Totals:
 
     def __init__(self, report: Report, earlier: Sequence[Report]) -> None:
         self._report, self._earlier = report, earlier
-        self._added: dict[tuple[str, str], int] = {}
+        self._added: dict[tuple[str, str], Units] = {}
 
     def add(self, line: ReportLine) -> None:
         """Add a line of the version."""
-        self.add_units(str(line.usage_period), line.meter, line.overage_quantity)
+        self.add_units(str(line.usage_period), line.meter, line.included_quantity, line.overage_quantity)
 
-    def add_units(self, period: str, meter: str, quantity: int) -> None:
-        """Add overage units to the period that starts at `period` (s since 1970 UTC, as text)."""
+    def add_units(self, period: str, meter: str, included: int, overage: int) -> None:
+        """Add units to the period that starts at `period` (s since 1970 UTC, as text)."""
         key = billing_period_of(self._report, period), meter
-        self._added[key] = self._added.get(key, 0) + quantity
+        self._added[key] = self._added.get(key, NO_UNITS).plus(Units(included + overage, overage))
 
     def amounts(self) -> dict[str, Any]:
         """Return the quantities and the amount of each priced period, and the report's total.
@@ -133,7 +132,14 @@ class Totals:
         for period, record in priced.items():
             quantities = self._quantities(period, record)
             amount = amount_added(record, quantities)
-            periods[period] = {"quantities": quantities, "amount": f"{amount:f}"}
+            periods[period] = {
+                "quantities": {
+                    # Lists, because a report is compared with what the database gives back.
+                    meter: [None if before is None else [*before], [*after]]
+                    for meter, (before, after) in quantities.items()
+                },
+                "amount": f"{amount:f}",
+            }
             currency = record["currency"]
             total[currency] = plus(total.get(currency, ZERO), amount)
         return {"periods": periods, "total": {currency: f"{amount:f}" for currency, amount in total.items()}}
@@ -143,8 +149,8 @@ class Totals:
         quantities: dict[str, BeforeAndAfter] = {}
         for meter in record["meters"]:
             # Each version begins with the units at which the previous version ended.
-            _before_previous, before = previous["quantities"][meter] if previous else (None, None)
-            quantities[meter] = [before, (before or 0) + self._added.get((period, meter), 0)]
+            before = quantities_of(previous)[meter][1] if previous else None
+            quantities[meter] = before, (before or NO_UNITS).plus(self._added.get((period, meter), NO_UNITS))
         return quantities
 
     def _total_before(self) -> Mapping[str, str]:
@@ -155,8 +161,19 @@ class Totals:
         return total
 
 
-def billed_prices_and_units(reports: Sequence[Report], start: int) -> tuple[RecordedPrices, Counter[str]]:
-    """Return the prices of a billing period, and its billed overage units by meter.
+def quantities_of(amounts: Mapping[str, Any]) -> dict[str, BeforeAndAfter]:
+    """Return the units of a period by meter, before and after a version.
+
+    `amounts` is the entry of the period in `Report.amounts`.
+    """
+    return {
+        meter: (None if before is None else Units(*before), Units(*after))
+        for meter, (before, after) in amounts["quantities"].items()
+    }
+
+
+def billed_prices_and_units(reports: Sequence[Report], start: int) -> tuple[RecordedPrices, dict[str, Units]]:
+    """Return the prices of a billing period, and its billed units by meter.
 
     Both are empty if no report has billed the period. `start` is the start of the period (µs since 1970 UTC). `reports`
     are the reports that share a price, oldest first.
@@ -164,9 +181,7 @@ def billed_prices_and_units(reports: Sequence[Report], start: int) -> tuple[Reco
     period = str(start // SECOND)
     record: RecordedPrices = _newest(reports, "prices", period) or {}
     amounts = _newest(reports, "amounts", period)
-    return record, Counter(
-        {meter: after for meter, (_before, after) in amounts["quantities"].items()} if amounts else {}
-    )
+    return record, {meter: after for meter, (_before, after) in quantities_of(amounts).items()} if amounts else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +189,14 @@ class MeterAmount:
     """The exact amount that a version adds for a meter of a billing period, before the period's price is rounded.
 
     period     the start of the period (s since 1970 UTC, as text)
-    before     the overage that earlier versions billed, in units; None if the meter was not billed before
-    after      the overage that this version and the earlier versions bill together
+    before     the units that earlier versions billed; None if the meter was not billed before
+    after      the units that this version and the earlier versions bill together
     """
 
     period: str
     meter: str
-    before: int | None
-    after: int
+    before: Units | None
+    after: Units
     amount: Decimal
     currency: str
 
@@ -189,14 +204,14 @@ class MeterAmount:
 def meter_amounts(report: Report) -> Iterator[MeterAmount]:
     """Yield the amount of each priced meter of a version. Call this in the context of `unreadable_if_malformed`."""
     for period, record in report.prices.get("periods", {}).items():
-        quantities = report.amounts["periods"][period]["quantities"]
+        quantities = quantities_of(report.amounts["periods"][period])
         for meter, price in prices_of(record).items():
             before, after = quantities[meter]
             amount = minus(price.of(after), price.of(before) if before is not None else ZERO)
             yield MeterAmount(period, meter, before, after, amount, record["currency"])
 
 
-def rounded_price(record: RecordedPrices, totals: Mapping[str, int]) -> Decimal:
+def rounded_price(record: RecordedPrices, totals: Mapping[str, Units]) -> Decimal:
     """Return the rounded price of a period; `totals` are the period's units by meter."""
     return rounded(added(price.of(totals[meter]) for meter, price in prices_of(record).items()), record["digits"])
 

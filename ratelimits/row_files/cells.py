@@ -14,8 +14,9 @@ from django.db.models import ForeignKey
 from django.utils.translation import gettext as _
 
 from ratelimits.algorithms import typed_rates
-from ratelimits.algorithms.typed_rates import Mistyped
-from ratelimits.models.fields.durations import mistyped, seconds
+from ratelimits.algorithms.typed_numbers import PLAIN, Mistyped
+from ratelimits.models.fields.durations import SecondsFormField, seconds
+from ratelimits.models.fields.numbers import TypedNumber, mistyped, typed_formfield
 from ratelimits.models.keys import canonical_key
 from ratelimits.row_files.tables import FileTable, PlansAndRules
 
@@ -91,7 +92,9 @@ def _form_field(table: FileTable, name: str) -> forms.Field:
     column: Any = table.model._meta.get_field(name)
     if isinstance(column, ForeignKey):  # A plan is written as its slug.
         return forms.CharField(required=not column.null)
-    field: forms.Field = column.formfield()
+    field: forms.Field = typed_formfield(column)
+    if isinstance(field, TypedNumber | SecondsFormField):
+        field.notation = PLAIN  # A file has no language: its numbers are written as an export writes them.
     if name in ("valid_from", "valid_until"):
         field.error_messages["invalid"] = _(
             "Write a moment such as 2026-12-01T00:00:00+00:00, or leave the cell empty."

@@ -32,6 +32,7 @@ def price(**fields: str) -> dict[str, str]:
             "pricing": "per_unit",
             "flat_fee": "0",
             "minimum": "0",
+            "fees_due": "usage",
             **fields,
         }.items()
     }
@@ -59,9 +60,10 @@ def test_a_price_is_typed_on_its_plan_s_page_and_has_a_history(admin_client: Cli
 
 
 def test_a_price_keeps_every_digit_that_it_may_have(admin_client: Client) -> None:
-    admin_client.post(ADD, {**PLAN, **price(unit_price="99999.9999999999", flat_fee="99999999999.9999")})
+    admin_client.post(ADD, {**PLAN, **price(unit_price="999999999999.999999999999", flat_fee="100000000000")})
     row = PlanPrice.objects.get()
-    assert (row.unit_price, row.flat_fee) == (Decimal("99999.9999999999"), Decimal("99999999999.9999"))
+    assert (row.unit_price, row.flat_fee) == (Decimal("999999999999.999999999999"), Decimal(100_000_000_000))
+    assert PlanPrice.history.get().unit_price == row.unit_price
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,10 @@ def test_a_price_keeps_every_digit_that_it_may_have(admin_client: Client) -> Non
     [
         ({"flat_fee": "1"}, "unit_price", "Write the price of one unit, such as 0.10, or 0 if units are free."),
         ({"unit_price": "-1"}, "unit_price", "A price cannot be below 0. To give units back, use an adjustment."),
-        ({"unit_price": "0.00000000001"}, "unit_price", "no more than 10 decimal places"),
+        ({"unit_price": "0.0000000000001"}, "unit_price", "no more than 12 decimal places"),
+        ({"unit_price": "1000000000000"}, "unit_price", "no more than 12 digits before the decimal point"),
+        ({"unit_price": "1.000"}, "unit_price", "“1.000” can mean 1 or 1000: write one of these two."),
+        ({"unit_price": "1", "fees_due": "never"}, "fees_due", "not one of the available choices"),
         ({"unit_price": "1", "tiers": TIERS}, "tiers", "A price per unit has no tiers: choose graduated or volume"),
         (
             {"unit_price": "1", "pricing": "volume", "tiers": TIERS},

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimits.algorithms.typed_rates import Mistyped, is_rate, length_and_unit, rate, seconds
+from ratelimits.algorithms.typed_numbers import Mistyped
+from ratelimits.algorithms.typed_rates import is_rate, length_and_unit, rate, seconds
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,6 @@ def test_a_rate_is_read(typed: str, permits: str, period: int) -> None:
         "/s",
         "10/",
         "ten/s",
-        "1,000/min",
         "10/5",
         "10//s",
         "10/s/s",
@@ -69,6 +69,12 @@ def test_what_could_mean_something_else_is_refused_with_what_to_write(typed: str
     with pytest.raises(Mistyped, match="such as 10/s, 10/m or 10/min, 10/h, 10/d, 10/week or 10/5min") as caught:
         rate(typed)
     assert str(caught.value) == caught.value.template % {"text": typed}
+
+
+@pytest.mark.parametrize("typed", ["1.000/min", "1,000/min", "10/1.000 s"])
+def test_what_can_be_a_thousand_is_never_read_as_one(typed: str) -> None:
+    with pytest.raises(Mistyped, match="can mean 1 or 1000"):
+        rate(typed)
 
 
 @pytest.mark.parametrize("typed", ["100000/month", "5 per year", "5/2 months"])

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from ratelimits.pricing import tiers
 from ratelimits.pricing.money import added, minor_digits, rounded, written
-from ratelimits.pricing.prices import GRADUATED, PER_UNIT, VOLUME, Price
+from ratelimits.pricing.prices import GRADUATED, NO_UNITS, PER_UNIT, VOLUME, WITH_REPORT, WITH_USAGE, Price, Units
 
-PRICES = st.decimals(0, 20, places=10)
-FEES = st.decimals(0, 30, places=4)
+PRICES = st.decimals(0, 20, places=12)
+FEES = st.decimals(0, 30, places=12)
 
 
 @st.composite
@@ -25,39 +25,60 @@ def prices(draw: st.DrawFn) -> Price:
     ends = [] if pricing == PER_UNIT else sorted(draw(st.sets(st.integers(1, 30), max_size=4)))
     fees = st.just(Decimal(0)) if pricing == PER_UNIT else FEES
     steps = tuple(tiers.Tier(end, draw(PRICES), draw(fees)) for end in [*ends, None])
-    return Price(pricing, steps, draw(FEES), draw(FEES))
+    return Price(pricing, steps, draw(FEES), draw(FEES), draw(st.sampled_from([WITH_USAGE, WITH_REPORT])))
 
 
-def modelled(price: Price, total: int) -> Fraction:
-    """Return the price of a total: unit by unit, each looked up in the list of tiers."""
-    total = max(total, 0)
+def modelled(price: Price, units: Units) -> Fraction:
+    """Return the price of the units of a period: unit by unit, each looked up in the list of tiers.
+
+    A period without net usage owes nothing; if fees are due with each report, it owes the flat fee and the minimum.
+    """
+    if units.net <= 0 and price.fees_due == WITH_USAGE:
+        return Fraction(0)
+    total = max(units.overage, 0) if units.net > 0 else 0
 
     def number_of(unit: int) -> int:
         return sum(1 for tier in price.tiers if tier.up_to is not None and unit > tier.up_to)
 
-    units = [number_of(total if price.pricing == VOLUME else unit) for unit in range(1, total + 1)]
-    costs = sum((Fraction(price.tiers[number].unit_price) for number in units), Fraction(0))
-    fees = Fraction(price.flat_fee) + sum((Fraction(price.tiers[number].fee) for number in set(units)), Fraction(0))
+    tier_of_each = [number_of(total if price.pricing == VOLUME else unit) for unit in range(1, total + 1)]
+    costs = sum((Fraction(price.tiers[number].unit_price) for number in tier_of_each), Fraction(0))
+    fees = Fraction(price.flat_fee) + sum(
+        (Fraction(price.tiers[number].fee) for number in set(tier_of_each)), Fraction(0)
+    )
     return max(costs + fees, Fraction(price.minimum))
 
 
-@given(prices(), st.integers(-5, 40))
-def test_a_total_costs_exactly_what_its_units_fees_and_minimum_do(price: Price, total: int) -> None:
-    assert Fraction(price.of(total)) == modelled(price, total)
+@given(prices(), st.integers(-5, 60), st.integers(-5, 40))
+def test_a_total_costs_exactly_what_its_units_fees_and_minimum_do(price: Price, net: int, overage: int) -> None:
+    assert Fraction(price.of(Units(net, overage))) == modelled(price, Units(net, overage))
 
 
-@given(prices(), st.lists(st.integers(-9, 12), max_size=8))
+@pytest.mark.parametrize("pricing", [PER_UNIT, GRADUATED, VOLUME])
+def test_without_net_usage_nothing_is_owed_unless_fees_are_due_with_each_report(pricing: str) -> None:
+    tier = tiers.Tier(None, Decimal(2), Decimal(7))
+    with_usage, with_report = (
+        Price(pricing, (tier,), Decimal(50), Decimal(80), due) for due in (WITH_USAGE, WITH_REPORT)
+    )
+    for units in (NO_UNITS, Units(-1, 0), Units(-1, 3)):
+        assert with_usage.of(units) == 0
+        assert with_report.of(units) == 80
+    assert with_usage.of(Units(1, 0)) == with_report.of(Units(1, 0)) == 80
+    assert with_usage.of(Units(20, 20)) == with_report.of(Units(20, 20)) == 97
+
+
+@given(prices(), st.lists(st.tuples(st.integers(-9, 12), st.integers(-9, 12)), max_size=8))
 def test_what_lines_cost_and_what_is_charged_beside_them_adds_up_to_the_difference(
-    price: Price, quantities: list[int]
+    price: Price, quantities: list[tuple[int, int]]
 ) -> None:
     """The price of a total is the same, whatever versions led to it."""
-    totals = [0]
-    for quantity in quantities:
-        totals.append(totals[-1] + quantity)
-    paid = Fraction(price.of(0))
+    totals = [NO_UNITS]
+    for net, overage in quantities:
+        totals.append(totals[-1].plus(Units(net, overage)))
+    paid = Fraction(price.of(NO_UNITS))
     for before, after in pairwise(totals):
-        middle = (after - before) // 2
-        lines = [*price.parts(before, middle, after), *price.parts(before + middle, after - before - middle, after)]
+        start, end = before.overage, after.overage
+        middle = (end - start) // 2
+        lines = [*price.parts(start, middle, end), *price.parts(start + middle, end - start - middle, end)]
         paid += sum(Fraction(part.amount) for part in lines)
         paid += Fraction(price.fees(after)) - Fraction(price.fees(before))
         paid += Fraction(price.top_up(after)) - Fraction(price.top_up(before))
@@ -91,11 +112,12 @@ def test_halves_go_to_the_even_neighbour() -> None:
 
 
 @settings(max_examples=20)
-@given(st.integers(0, 10**18))
+@given(st.integers(0, 2**63 - 1))
 def test_no_digit_of_a_large_amount_is_lost(quantity: int) -> None:
-    price = Price(PER_UNIT, (tiers.Tier(None, Decimal("99999.9999999999")),))
-    assert Fraction(price.of(quantity)) == quantity * Fraction(999_999_999_999_999, 10**10)
-    assert Decimal(written(price.of(quantity))) == price.of(quantity)
+    price = Price(PER_UNIT, (tiers.Tier(None, Decimal("999999999999.999999999999")),))
+    amount = price.of(Units(quantity, quantity))
+    assert Fraction(amount) == quantity * Fraction(10**24 - 1, 10**12)
+    assert Decimal(written(amount)) == amount
 
 
 def test_an_amount_is_written_with_no_digit_more_than_it_needs() -> None:
@@ -132,16 +154,19 @@ def test_tiers_are_read_as_people_write_them() -> None:
         ("1000: 0.10", "there is no price for units beyond 1000: add a line such as"),
         ("more: 1\n1000: 2", "“1000: 2” comes after the tier “more”"),
         ("1000: 1\n1000: 2\nmore: 3", "“1000: 2” must end at more units than the tier before it"),
-        ("1,000: 1\nmore: 3", "“1,000: 1” must begin with a whole number of units"),
+        ("1,000: 1\nmore: 3", "“1,000” can mean 1 or 1000: write one of these two"),
+        ("1.000: 1\nmore: 3", "“1.000” can mean 1 or 1000: write one of these two"),
+        ("1.5: 1\nmore: 3", "“1.5: 1” must begin with a whole number of units"),
+        ("more: 1.000", "“1.000” can mean 1 or 1000: write one of these two"),
         ("0: 1\nmore: 3", "must begin with a whole number of units from 1"),
-        ("10000000000000: 1\nmore: 3", "must begin with a whole number of units from 1"),
+        (f"{2**63}: 1\nmore: 3", "must begin with a whole number of units from 1"),
         ("more: 0,10", "“0,10” is not a price: write a decimal such as 0.10"),
-        ("more: -1", "“-1” is not a price"),
+        ("more: -1", "a price cannot be below 0"),
         ("more: 1e3", "“1e3” is not a price"),
         ("more: ١", "is not a price"),
         ("more: 1 +", "“” is not a price"),
-        ("more: 0.00000000001", "has too many digits"),
-        ("more: 100000", "has too many digits"),
+        ("more: 0.0000000000001", "has too many digits"),
+        ("more: 1000000000000", "has too many digits"),
     ],
 )
 def test_what_are_no_tiers_is_refused_with_what_to_write(text: str, sentence: str) -> None:

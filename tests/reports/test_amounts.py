@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-from collections import Counter
 from datetime import datetime
 from decimal import Decimal
 from fractions import Fraction
@@ -19,7 +18,9 @@ from django.db.models import QuerySet
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from ratelimits import engine
 from ratelimits.models import Account, Adjustment, Plan, PlanPrice, Report, ReportLine, ShardState
+from ratelimits.pricing.prices import NO_UNITS, Units
 from ratelimits.reports import signing
 from ratelimits.reports.closing.close import close_together, home_shard
 from ratelimits.reports.closing.open_periods import NotForcedError, force, open_periods
@@ -27,6 +28,7 @@ from ratelimits.reports.exports import FORMATS
 from ratelimits.reports.periods import iso
 from ratelimits.reports.statements import statements
 from ratelimits.reports.statements.charges import charges
+from ratelimits.reports.statements.effect import AmountOwed, effect_of
 from ratelimits.reports.statements.lineage import terms_edits
 from tests.pricing.test_prices import modelled
 from tests.support.reports import edits
@@ -160,10 +162,11 @@ def test_names_of_one_account_owe_its_fees_minimum_and_tiers_once(proration: str
     provisional = [charge.amount for charge in charges(statements("2026-10")) if charge.amount]
     reports = close("2026-11-02")
     assert sorted(report.account for report in reports) == ["acme", "initech"]
-    assert sum(map(owed, reports)) == Fraction(round(price.of(16), 2))  # 12 and 9, minus the 5 that are included
+    # 12 and 9, minus the 5 that are included
+    assert sum(map(owed, reports)) == Fraction(round(price.of(Units(21, 16)), 2))
     charged = [Decimal(row[5]) for report in reports for row in amounts(report) if row[1] == "fee"]
     assert sum(charged) == Decimal("12.001")
-    assert sum(provisional) == Fraction(round(price.of(16), 2))
+    assert sum(provisional) == Fraction(round(price.of(Units(21, 16)), 2))
     spend("acme", "2026-10-11", 3)
     (second,) = close("2026-11-03")
     assert owed(second) + owed(reports[0] if reports[0].account == "initech" else reports[1]) == Fraction("26.5")
@@ -236,6 +239,7 @@ def test_a_price_that_makes_no_sense_keeps_its_period_open_until_it_is_corrected
         force("acme", at("2026-10-01"), "ada", "due", at("2026-11-02"))
     row = PlanPrice.objects.get(plan=acme.plan, meter="tokens")
     row.pricing, row.unit_price, row.tiers, row.flat_fee = "per_unit", Decimal(3), "", Decimal(1)
+    row.fees_due = "report"
     row.full_clean()
     row.save()
     (report,) = close("2026-11-03")
@@ -254,6 +258,77 @@ def test_a_price_that_makes_no_sense_may_be_deleted() -> None:
     assert report.amounts["total"] == {"EUR": "0.20"}
 
 
+@pytest.mark.parametrize("fees_due", ["usage", "report"])
+def test_without_net_usage_fees_and_minimum_are_due_only_if_the_price_says_so(fees_due: str) -> None:
+    """Net usage is what was used, minus what was given back, plus or minus what people adjusted."""
+    fees: dict[str, Any] = {"flat_fee": "50", "minimum": "80", "fees_due": fees_due}
+    refused, failed, _idle, left, used = (
+        priced(name, **fees) for name in ("refused", "failed", "idle", "left", "used")
+    )
+    assert not spend(refused, "2026-10-10", 11, capacity=10).allowed
+    receipt = spend(failed, "2026-10-10", 3).receipt
+    assert receipt is not None
+    engine.refund(receipt)
+    spend(left, "2026-10-10", 12)
+    spend(used, "2026-10-10", 1)
+    adjust(-1, payer="idle")
+    adjust(-12, payer="left")
+    provisional = {name: Decimal(0) for name in ("refused", "failed", "idle", "left", "used")}
+    flow()
+    for each in charges(statements("2026-10")):
+        provisional[each.row.account] += each.amount or 0
+    reports = {report.account: report for report in close("2026-11-02")}
+    due = Decimal(80 if fees_due == "report" else 0)
+    expected = {"refused": due, "failed": due, "idle": due, "left": due, "used": Decimal(80)}
+    assert (
+        {name: Decimal(report.amounts["total"]["EUR"]) for name, report in reports.items()} == expected == provisional
+    )
+    assert {name: owed(report) for name, report in reports.items()} == expected
+    # A correction owes the price after it minus the price before it, in both directions.
+    adjust(1, payer="left")
+    adjust(-1, payer="used")
+    later = {report.account: report for report in close("2026-11-03")}
+    assert {name: owed(report) for name, report in later.items()} == {"left": 80, "used": due}
+    assert findings() == ""
+
+
+def test_an_adjustment_shows_what_is_owed_without_net_usage(settings: Any) -> None:
+    acme = priced(flat_fee="50", minimum="80")
+    spend(acme, "2026-10-10", 9)
+    close("2026-11-02")
+    author = get_user_model().objects.create(username="finance")
+    credit = Adjustment(account="acme", period_start=datetime.fromisoformat("2026-10-01T00:00:00+00:00"), author=author)
+    credit.quantity = -9
+    assert effect_of(credit).owed == AmountOwed("EUR", Decimal("80.00"), Decimal("0.00"))
+
+
+def test_large_prices_quantities_and_tiers_are_exact() -> None:
+    """Rupiah, a price per byte, and units above 10^12; SQLite would turn decimals of this length into floats."""
+    rupiah = priced("rupiah", included=0, currency="IDR", unit_price="100000")
+    tiers = f"{10**13}: 0 + 150000\n{2**63 - 1}: 0.000000000084\nmore: 1"
+    tiered = priced("tiered", included=0, pricing="graduated", unit_price=None, tiers=tiers)
+    per_byte = priced("bytes", included=0, unit_price="0.000000000084", flat_fee="999999999999.999999999999")
+    spend(rupiah, "2026-10-10", 3)
+    for payer, count in ((tiered, 11), (per_byte, 12)):
+        spend(payer, "2026-10-10")
+        adjust(-1, payer=payer.identifier)
+        for _credit in range(count):
+            adjust(2**40, payer=payer.identifier)
+    reports = {report.account: report for report in close("2026-11-02")}
+    used = 11 * 2**40
+    exact = {
+        "rupiah": Fraction(300_000),
+        "tiered": 150_000 + (used - 10**13) * Fraction(84, 10**12),
+        "bytes": 12 * 2**40 * Fraction(84, 10**12) + Fraction(10**24 - 1, 10**12),
+    }
+    digits = {"rupiah": 2, "tiered": 2, "bytes": 2}
+    for name, amount in exact.items():
+        assert owed(reports[name]) == Fraction(round(amount, digits[name])), name
+        lines = [row for row in table(reports[name]) if row["charge_category"] != "rounding"]
+        assert sum(Fraction(row["amount"]) for row in lines) == amount, name
+    assert findings() == ""
+
+
 def payers_of(dice: random.Random) -> list[Account]:
     """Make twelve accounts with prices of each kind in three currencies; some have a price of tokens too."""
     found = []
@@ -262,6 +337,7 @@ def payers_of(dice: random.Random) -> list[Account]:
         if number % 4:
             fields = {"unit_price": None, "tiers": TIERS, "pricing": ("graduated", "volume")[number % 2]}
         fields |= {"flat_fee": f"{dice.randrange(3)}.005", "minimum": f"{dice.randrange(12)}"}
+        fields |= {"fees_due": dice.choice(["usage", "usage", "report"])}
         currency = ("EUR", "JPY", "KWD")[number % 3]
         payer = priced(f"payer-{number}", included=dice.randrange(20), currency=currency, **fields)
         if dice.random() < 0.5:
@@ -274,12 +350,16 @@ def due(payer: Account) -> Fraction:
     """Return what an account owes: the price of each period's billed quantities, rounded once per period."""
     assert payer.plan is not None
     plan = Plan.objects.get(slug=payer.plan.slug)
-    billed: dict[int, Counter[str]] = {}
+    billed: dict[int, dict[str, Units]] = {}
     for line in ReportLine.objects.filter(report__account=payer.identifier):
-        billed.setdefault(line.usage_period, Counter())[line.meter] += line.overage_quantity
+        period, units = billed.setdefault(line.usage_period, {}), (line.consumed_quantity - line.refunded_quantity,)
+        period[line.meter] = period.get(line.meter, NO_UNITS).plus(Units(*units, line.overage_quantity))
     unit = 10 ** {"EUR": 2, "JPY": 0, "KWD": 3}[plan.currency]
     prices = [(row.meter, row.price()) for row in PlanPrice.objects.filter(plan=plan)]
-    exact = (sum((modelled(price, of[meter]) for meter, price in prices), Fraction(0)) for of in billed.values())
+    exact = (
+        sum((modelled(price, units.get(meter, NO_UNITS)) for meter, price in prices), Fraction(0))
+        for units in billed.values()
+    )
     return sum((Fraction(round(amount * unit), unit) for amount in exact), Fraction(0))
 
 
@@ -299,7 +379,8 @@ def test_whatever_came_when_the_sum_of_all_versions_is_the_price_of_the_final_qu
         flow()
         for report in Report.objects.filter(version=1).order_by("account", "period_start"):
             if turn and dice.random() < 0.3:
-                adjust(-dice.randrange(1, 9), iso(report.period_start), report.account)
+                # Some credits are larger than all usage. Then nothing is owed, but fees that are due with each report.
+                adjust(-dice.choice([dice.randrange(1, 9), 500]), iso(report.period_start), report.account)
         close(f"2026-11-0{turn + 2}")
     for payer in payers:
         reports = Report.objects.filter(account=payer.identifier)

@@ -178,7 +178,7 @@ class TestOverrides:
         )
         assert found[2] == ["rule: No rule has this name. These rules exist: burst."]
         assert found[3] == ["The override changes nothing: give a capacity, rate, period or mode."]
-        assert found[4] == ["capacity: Enter a whole number."]
+        assert found[4] == ["capacity: “many” is not a whole number: write digits only, such as 1000."]
         assert "share the counter of ip:203.0.113.9" in found[5][0]
         assert found[6][0].startswith("period: ")
         assert found[7] == ["mode: Write one of these words, or leave the cell empty: enforce, shadow, off."]

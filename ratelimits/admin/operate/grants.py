@@ -30,6 +30,7 @@ from ratelimits.algorithms.calendar import boundaries
 from ratelimits.algorithms.limits import fields_of
 from ratelimits.conf import conf
 from ratelimits.models import Account, KeyOverride
+from ratelimits.models.fields.numbers import WholeNumberFormField
 from ratelimits.models.ledger import moment
 from ratelimits.rules import RulesUnavailable
 from ratelimits.rules.grants import grant, planned
@@ -61,7 +62,8 @@ class GrantForm(forms.Form):
 
     required_css_class = "required"
     rule = rule_field()
-    extra = forms.IntegerField(
+    extra = WholeNumberFormField(
+        widget=forms.TextInput({"inputmode": "numeric"}),
         label=gettext_lazy("How many more"),
         min_value=1,
         help_text=gettext_lazy("This number is added to the capacity of the rule."),

@@ -15,6 +15,7 @@ from ratelimits.admin.rule_form.typed_forms import SuggestingInput, TypedRates
 from ratelimits.algorithms.limits import ALGORITHMS, fields_of
 from ratelimits.conf import conf
 from ratelimits.models import Rule
+from ratelimits.models.fields.numbers import typed_formfield
 from ratelimits.models.fields.rule_fields import PARAMETERS
 from ratelimits.models.rule_parts.coverage import Coverage
 from ratelimits.models.users import groups_field
@@ -73,6 +74,7 @@ class RuleForm(TypedRates):
     class Meta:
         model = Rule
         exclude: list[str] = []  # RuleAdmin.fieldsets names the fields.
+        formfield_callback = typed_formfield
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

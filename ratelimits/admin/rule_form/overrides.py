@@ -25,6 +25,7 @@ from ratelimits.admin.typed import MOMENTS, local_time
 from ratelimits.algorithms.wording import number
 from ratelimits.conf import conf
 from ratelimits.models import KeyOverride, Rule
+from ratelimits.models.fields.numbers import typed_formfield
 from ratelimits.models.overrides import rules_by_name, valid_rules
 
 _NOT_IN_FORCE = gettext_lazy("not in force: %(error)s")
@@ -41,6 +42,7 @@ class KeyOverrideForm(TypedRates):
     class Meta:
         model = KeyOverride
         exclude: list[str] = []
+        formfield_callback = typed_formfield
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -12,7 +12,8 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.admin.rule_form.forms import scopes_of_views
 from ratelimits.admin.rule_form.typed_forms import SuggestingInput
 from ratelimits.algorithms import typed_rates
-from ratelimits.algorithms.typed_rates import Mistyped
+from ratelimits.algorithms.typed_numbers import Mistyped
+from ratelimits.models.fields.numbers import mistyped, notation
 from ratelimits.models.keys import KeyKind
 
 #: The rule has these values. The form does not ask for them.
@@ -39,8 +40,10 @@ class QuickTryForm(forms.Form):
         """Return the typed limit. Refuse a number without a time, and a text that is not a limit."""
         limit = str(self.cleaned_data["limit"])
         try:
-            typed_rates.rate(limit)
+            typed_rates.rate(limit, notation())
         except Mistyped as error:
+            if error.is_ambiguous:
+                raise mistyped(error) from error
             hint = _(
                 "Write a number and a time: 50/s, 50/m, 50/h, 50/d, 50/week, 50/5min or 50 a minute. Months have no"
                 " fixed length: write days, such as 1000/30d."

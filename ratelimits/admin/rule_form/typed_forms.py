@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from django import forms
@@ -15,9 +15,10 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.algorithms import typed_rates
 from ratelimits.algorithms.limits import ALGORITHMS, fields_of
-from ratelimits.algorithms.typed_rates import Mistyped, is_rate
-from ratelimits.algorithms.wording import number
-from ratelimits.models.fields.durations import mistyped, seconds
+from ratelimits.algorithms.typed_numbers import Mistyped, written
+from ratelimits.algorithms.typed_rates import is_rate
+from ratelimits.models.fields.durations import seconds
+from ratelimits.models.fields.numbers import mistyped, notation
 
 _OTHER_PERIOD = _("The rate %(rate)s contains a period: empty this field, or write the rate as a number.")
 
@@ -46,8 +47,12 @@ class TypedRates(forms.ModelForm):  # type: ignore[type-arg]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for name, value in self.initial.items():
-            if isinstance(value, Decimal):  # Remove the trailing zeros.
-                self.initial[name] = Decimal(number(value).replace(",", ""))
+            # A link to the form names a number as the address of a page does: with a point. The field shows it as the
+            # user's language writes it.
+            if name in self.fields and isinstance(self.fields[name], forms.DecimalField | forms.IntegerField):
+                with suppress(InvalidOperation):
+                    if isinstance(value, str | Decimal):
+                        self.initial[name] = Decimal(written(Decimal(value)))
         #: By name of the field: the error of a typed rate.
         self._rate_errors: dict[str, ValidationError] = {}
         #: By name of the field: a typed rate whose period differs from the field `period`.
@@ -81,23 +86,23 @@ class TypedRates(forms.ModelForm):  # type: ignore[type-arg]
             if name not in self._rate_fields():
                 continue  # The field's own validation says that the text is not a number.
             try:
-                permits, period = typed_rates.rate(text)
+                permits, period = typed_rates.rate(text, notation())
             except Mistyped as error:
                 self._rate_errors[name] = mistyped(error)
                 continue
             has_other_period = self._has_other_period(period)
-            data[name] = f"{permits:f}"
+            data[name] = written(permits, notation())
             if has_other_period:
                 self._rate_errors["period"] = ValidationError(_OTHER_PERIOD, params={"rate": text})
                 self._rates_with_other_period[name] = text
             else:
-                data["period"], data["period_unit"] = typed_rates.length_and_unit(period)
+                data["period"], data["period_unit"] = typed_rates.length_and_unit(period, notation())
 
     def _has_other_period(self, period: Decimal) -> bool:
         """Return whether the user has changed the period in the form to another value than `period`."""
         text = self.fields["period"].widget.value_from_datadict(self.data, self.files, "period")
         try:
-            typed_period = seconds(text) if text else None
+            typed_period = seconds(text, notation()) if text else None
         except ValidationError:
             return True
         return typed_period is not None and typed_period not in (period, *self._periods_before())
@@ -106,8 +111,10 @@ class TypedRates(forms.ModelForm):  # type: ignore[type-arg]
         """Yield the period of the saved row, and the period with which the page was opened."""
         for before in (self.initial.get("period"), self.data.get(self.add_initial_prefix("period"))):
             with suppress(ValidationError):
-                if before not in (None, ""):
-                    yield seconds(str(before))
+                if isinstance(before, Decimal):
+                    yield before
+                elif before not in (None, ""):
+                    yield seconds(str(before), notation())
 
     def _clean_fields(self) -> None:
         super()._clean_fields()  # type: ignore[misc]

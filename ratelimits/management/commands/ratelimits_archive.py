@@ -8,6 +8,7 @@ from django.core.management.base import CommandError, CommandParser
 from ratelimits import moments
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.numbers import whole_number
 from ratelimits.management.plurals import plural
 from ratelimits.management.progress import shown
 from ratelimits.progress import Progress
@@ -42,7 +43,7 @@ class Command(ExplainedCommand):
             "--before", metavar="MONTH", help="move usage of billing periods that started before MONTH, such as 2026-01"
         )
         modes.add_argument(
-            "--keep", type=int, metavar="MONTHS", help="keep the current month and this many months before it"
+            "--keep", type=whole_number, metavar="MONTHS", help="keep the current month and this many months before it"
         )
         modes.add_argument(
             "--restore", action="store_true", help="write the usage of all files in the directory back to the ledger"

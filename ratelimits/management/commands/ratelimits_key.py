@@ -17,6 +17,7 @@ from django.utils.dateparse import parse_date, parse_datetime
 from ratelimits import moments, rules, unknown_names
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.numbers import whole_number
 from ratelimits.models import Access, Account, KeyOverride, KeyTotal, PlanMembership
 from ratelimits.models.access.targets import canonical
 from ratelimits.models.fields.durations import seconds
@@ -76,7 +77,7 @@ class Command(ExplainedCommand):
                 command.add_argument("rule", help="name of the rule")
                 _add_reason_and_author(command)
             if name == "grant":
-                command.add_argument("extra", type=int, help="permits to add to the capacity")
+                command.add_argument("extra", type=whole_number, help="permits to add to the capacity")
                 command.add_argument("--until", required=True, type=_moment, help=_WHEN)
         for name, text in (
             ("block", "refuse every request"),
@@ -90,7 +91,7 @@ class Command(ExplainedCommand):
             if name == "block":
                 command.add_argument(
                     "--status",
-                    type=int,
+                    type=whole_number,
                     default=403,
                     choices=Access.Status.values,
                     help="the HTTP status that the client receives; default: 403",

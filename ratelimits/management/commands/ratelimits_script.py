@@ -14,6 +14,7 @@ from ratelimits.engine.command import Command as EngineCommand
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Term, program
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.numbers import whole_number
 from ratelimits.simulate import decode_json, read_rules
 
 
@@ -32,7 +33,11 @@ class Command(ExplainedCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("rule", metavar="FILE", help="a JSON file with the rule, or with a list of rules")
         parser.add_argument(
-            "--meters", metavar="N", type=int, default=0, help="count the request in this many meters (default: 0)"
+            "--meters",
+            metavar="N",
+            type=whole_number,
+            default=0,
+            help="count the request in this many meters (default: 0)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from typing import Any
 
 from django import forms
 from django.core.exceptions import ValidationError
 from django.db import models
-from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ratelimits.algorithms import typed_rates
-from ratelimits.algorithms.typed_rates import Mistyped
+from ratelimits.algorithms.typed_numbers import PLAIN, Mistyped, Notation, written
+from ratelimits.models.fields.numbers import mistyped, notation
 
+#: A number, perhaps with signs between its digits, without a unit.
+_WITHOUT_UNIT = re.compile(r"\s*(?:[0-9]+[.,'’\s]*)+|\s*[.,][0-9]+\s*")
 _UNITS = [
     ("s", gettext_lazy("seconds")),
     ("min", gettext_lazy("minutes")),
@@ -23,21 +26,16 @@ _UNITS = [
 ]
 
 
-def seconds(text: str) -> Decimal:
+def seconds(text: str, written_as: Notation = PLAIN) -> Decimal:
     """Return the seconds in a text such as "90", "1.5 h" or "1 day 12 h". Raise ValidationError if it is not valid."""
     try:
-        return typed_rates.seconds(text)
+        return typed_rates.seconds(text, written_as)
     except Mistyped as error:
         raise mistyped(error) from error
 
 
-def mistyped(error: Mistyped) -> ValidationError:
-    """Return the error of a parser as a ValidationError, with its message in the reader's language."""
-    return ValidationError(_(error.template), code="invalid", params=error.values)
-
-
-def _to_seconds(value: Any) -> Any:
-    return seconds(value) if isinstance(value, str) and value.strip() else value
+def _to_seconds(value: Any, written_as: Notation = PLAIN) -> Any:
+    return seconds(value, written_as) if isinstance(value, str) and value.strip() else value
 
 
 class LengthInput(forms.MultiWidget):
@@ -59,15 +57,23 @@ class LengthInput(forms.MultiWidget):
         if value is None or value == "":
             return ["", "s"]
         try:
-            return [*typed_rates.length_and_unit(value if isinstance(value, Decimal) else seconds(str(value)))]
+            length = value if isinstance(value, Decimal) else seconds(str(value), notation())
+            return [*typed_rates.length_and_unit(length, notation())]
         except ValidationError:
             return [str(value), "s"]
 
     def value_from_datadict(self, data: Any, files: Any, name: str) -> Any:
         """Return the typed text. If it has no unit, add the unit of the list."""
         number, unit = super().value_from_datadict(data, files, name)
-        without_unit = isinstance(number, str) and number.replace(".", "", 1).strip().isdecimal()
+        without_unit = isinstance(number, str) and _WITHOUT_UNIT.fullmatch(number)
         return f"{number} {unit}" if without_unit and unit not in (None, "", "s") else number
+
+
+class _HiddenLength(forms.HiddenInput):
+    """A hidden input with seconds, which the field reads as it reads a typed length."""
+
+    def format_value(self, value: Any) -> Any:
+        return written(value, notation()) if isinstance(value, Decimal) else super().format_value(value)
 
 
 class SecondsFormField(forms.DecimalField):
@@ -77,9 +83,12 @@ class SecondsFormField(forms.DecimalField):
     """
 
     widget = LengthInput
+    hidden_widget = _HiddenLength
+    #: How numbers are written; None means as in the language of the present request.
+    notation: Notation | None = None
 
     def to_python(self, value: Any) -> Any:
-        return super().to_python(_to_seconds(value))
+        return super().to_python(_to_seconds(value, self.notation or notation()))
 
 
 class SecondsField(models.DecimalField):  # type: ignore[type-arg]

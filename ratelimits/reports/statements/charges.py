@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 from ratelimits.conf import conf
 from ratelimits.models import Account, Report
 from ratelimits.pricing.money import ZERO, added, minus
+from ratelimits.pricing.prices import NO_UNITS, Units
 from ratelimits.reports.amounts import (
     BeforeAndAfter,
     Totals,
     amount_added,
     billing_period_of,
     prices_of,
+    quantities_of,
     recorded_prices,
     reports_that_share_prices,
     unreadable_if_malformed,
@@ -119,7 +121,7 @@ def _provisional(statement: Statement, book: PriceBook, using: str, sharing: lis
     with SpooledTemporaryFile(max_size=_MAX_IN_MEMORY) as spooled:
         for row in statement.rows:
             spooled.write(json.dumps(row).encode() + b"\n")
-            totals.add_units(period, row.meter, row.overage_quantity)
+            totals.add_units(period, row.meter, row.included_quantity, row.overage_quantity)
             # Only the line of an account without usage has no meter.
             has_units = has_units or bool(row.meter)
         if has_units:
@@ -143,7 +145,7 @@ def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> It
             yield Charge(row)
         return
     amounts = report.amounts["periods"]
-    quantities: dict[str, dict[str, BeforeAndAfter]] = {period: amounts[period]["quantities"] for period in records}
+    quantities = {period: quantities_of(amounts[period]) for period in records}
     prices = {
         (period, meter): price for period, record in records.items() for meter, price in prices_of(record).items()
     }
@@ -151,8 +153,8 @@ def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> It
     units_before: dict[tuple[str, str], int] = {}
     units_after: dict[tuple[str, str], int] = {}
     for period, meter in prices:
-        before, units_after[period, meter] = quantities[period][meter]
-        units_before[period, meter] = before or 0
+        before, after = quantities[period][meter]
+        units_before[period, meter], units_after[period, meter] = (before or NO_UNITS).overage, after.overage
     name = report.prices["account_name"]
     totals: dict[str, str] = report.amounts["total"]
     for row, counted in lines:
@@ -180,19 +182,19 @@ def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> It
 def _other_charges(record: RecordedPrices, quantities: dict[str, BeforeAndAfter]) -> Iterator[tuple[str, str, Decimal]]:
     """Yield the category, the meter and the amount of each charge that does not belong to a line.
 
-    `quantities` has the overage of the period before and after this version, by meter.
+    `quantities` has the units of the period before and after this version, by meter.
     """
     exact_amounts = []
     for meter, price in prices_of(record).items():
         before, after = quantities[meter]
         exact_amounts.append(_difference(price.of, before, after))
         yield FEE, meter, _difference(price.fees, before, after)
-        yield REPRICING, meter, price.repriced(before or 0, after)
+        yield REPRICING, meter, price.repriced(before or NO_UNITS, after)
         yield MINIMUM, meter, _difference(price.top_up, before, after)
     yield ROUNDING, "", minus(amount_added(record, quantities), added(exact_amounts))
 
 
-def _difference(charged: Callable[[int], Decimal], before: int | None, after: int) -> Decimal:
+def _difference(charged: Callable[[Units], Decimal], before: Units | None, after: Units) -> Decimal:
     """Return the amount for `after` units minus the amount for `before` units.
 
     If `before` is None, nothing was charged before.

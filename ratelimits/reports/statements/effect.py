@@ -5,7 +5,7 @@ An allowance has the quantities that a plan includes in a period, and how much o
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -14,6 +14,7 @@ from django.db.models import Sum
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment, ReportLine
 from ratelimits.pricing.money import ZERO
+from ratelimits.pricing.prices import NO_UNITS, Units
 from ratelimits.reports.adjusting import start_of
 from ratelimits.reports.amounts import billed_prices_and_units, reports_that_share_prices, rounded_price
 from ratelimits.reports.billing_periods import BillingPeriod
@@ -83,8 +84,8 @@ class _State:
     used, version           as in `Effect`
     allowance               the included units, and the overage, that are used so far
     prices                  the period's prices
-    overage_of_other_names  by meter: the overage under the other names that the account had in the period. It had
-                            several names if it was renamed. The price depends on the overage of all names together
+    other_names             by meter: the units under the other names that the account had in the period. It had
+                            several names if it was renamed. The price depends on the units of all names together
     has_usage_or_report     whether the period has usage or a report
     """
 
@@ -92,13 +93,15 @@ class _State:
     version: int
     allowance: Allowance
     prices: RecordedPrices
-    overage_of_other_names: Counter[str]
+    other_names: Mapping[str, Units]
     has_usage_or_report: bool
 
     def price(self) -> Decimal:
-        """Return the price of the overage that the allowance has now, together with the overage under other names."""
-        over, meters = self.allowance.over, self.prices["meters"]
-        totals = {meter: over.get(meter, 0) + self.overage_of_other_names[meter] for meter in meters}
+        """Return the price of the units that the allowance has now, together with the units under other names."""
+        totals = {
+            meter: _units(self.allowance, meter).plus(self.other_names.get(meter, NO_UNITS))
+            for meter in self.prices["meters"]
+        }
         return rounded_price(self.prices, totals)
 
 
@@ -132,6 +135,11 @@ def effect_of(adjustment: Adjustment, using: str | None = None) -> Effect:
     return Effect(state.used, state.version, adjustment.quantity, before, after, owed)
 
 
+def _units(allowance: Allowance, meter: str) -> Units:
+    quantities = _quantities(allowance, meter)
+    return Units(quantities.billed, quantities.overage)
+
+
 def _quantities(allowance: Allowance, meter: str) -> Quantities:
     return Quantities(allowance.used.get(meter, 0), allowance.over.get(meter, 0))
 
@@ -151,17 +159,17 @@ def _final(
     )
     used = (sums["consumed"] or 0) - (sums["refunded"] or 0)
     names = newest.prices.get("names", ())
-    prices, overage = billed_prices_and_units(
+    prices, billed = billed_prices_and_units(
         reports_that_share_prices(using, reports, adjustment.account, names), billing_period.start
     )
-    # `overage` has the overage of all names of the account. Subtract the overage of this name.
-    overage.subtract(allowance.over)
+    # `billed` has the units of all names of the account. Subtract the units of this name.
+    others = {meter: units.minus(_units(allowance, meter)) for meter, units in billed.items()}
     return _State(
         used=used,
         version=newest.version,
         allowance=allowance,
         prices=prices,
-        overage_of_other_names=overage,
+        other_names=others,
         has_usage_or_report=True,
     )
 
@@ -192,7 +200,7 @@ def _provisional(
             if row.meter == meter:
                 used += row.consumed_quantity - row.refunded_quantity
     reports = reports_that_share_prices(using, (), account, sorted(included.names))
-    prices, overage = billed_prices_and_units(reports, period.start)
+    prices, billed = billed_prices_and_units(reports, period.start)
     try:
         prices = prices or data.prices.of(*included.price_source)
     except ValueError:
@@ -202,7 +210,7 @@ def _provisional(
         version=0,
         allowance=allowance,
         prices=prices,
-        overage_of_other_names=overage,
-        # If `overage` is not empty, another name of the account has a report of this period.
-        has_usage_or_report=has_usage or bool(overage),
+        other_names=billed,
+        # If `billed` is not empty, another name of the account has a report of this period.
+        has_usage_or_report=has_usage or bool(billed),
     )

@@ -63,8 +63,9 @@ def _amounts(using: str, report: Report, earlier: list[Report]) -> dict[str, Any
     totals = Totals(report, earlier)
     if report.prices:
         lines = ReportLine.objects.using(using).filter(report=report).order_by()
-        for period, meter, quantity in lines.values_list("usage_period", "meter").annotate(Sum("overage_quantity")):
-            totals.add_units(str(period), meter, quantity)
+        sums = lines.values_list("usage_period", "meter").annotate(Sum("included_quantity"), Sum("overage_quantity"))
+        for period, meter, included, overage in sums:
+            totals.add_units(str(period), meter, included, overage)
     return totals.amounts()
 
 

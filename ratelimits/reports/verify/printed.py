@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator
 
 from django.db.models import Exists, OuterRef, Q
 
-from ratelimits.algorithms.parsing import MAX_PERMITS
+from ratelimits.conf.setting_rules import MAX_COST
 from ratelimits.models import Adjustment, DurabilityGap, GapKind, Report, ReportLine
 from ratelimits.reports.adjusting import check_sizes, start_of, unreported
 from ratelimits.reports.build import CHUNK, Allowance, adjustment_line
@@ -69,7 +69,7 @@ def _verify_decisions(using: str) -> Iterator[str]:
 
 def _verify_sizes(using: str) -> Iterator[str]:
     """Yield an error for each adjustment that is too large for a report. The admin form refuses such adjustments."""
-    for adjustment in unreported(using).filter(~Q(quantity__range=(-MAX_PERMITS, MAX_PERMITS))).iterator(CHUNK):
+    for adjustment in unreported(using).filter(~Q(quantity__range=(-MAX_COST, MAX_COST))).iterator(CHUNK):
         try:
             check_sizes([adjustment])
         except ValueError as error:

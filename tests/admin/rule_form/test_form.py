@@ -90,7 +90,7 @@ class TestTypedRates:
             ({"rate": "10/mo"}, "rate", "such as 10/s, 10/m or 10/min, 10/h, 10/d, 10/week or 10/5min."),
             ({"rate": "10/month"}, "rate", "Choose the algorithm calendar window"),
             ({"rate": "10/5min", "period": "60"}, "period", "The rate 10/5min contains a period"),
-            ({"capacity": "10/5min"}, "capacity", "Enter a whole number."),
+            ({"capacity": "10/5min"}, "capacity", "is not a whole number"),
             ({"algorithm": "fixed_window", "capacity": "ten/h"}, "capacity", "such as 10/s"),
         ],
     )
@@ -214,7 +214,7 @@ class TestWhatItAdmits:
     def test_what_is_wrong_is_said_in_its_place(self, admin_client: Client) -> None:
         page = admin_client.post(TRIAL + "?fragment=1", {**BUCKET, "rate": "<0>"}).content.decode()
         assert "<svg" not in page
-        assert "Enter a number." in page
+        assert "is not a number: write digits" in page
         assert "<0>" not in page
 
     @pytest.mark.parametrize("query", ["?rule=x", "?rule=0", "?rule=" + "9" * 30, "?rule=-1"])

@@ -237,8 +237,8 @@ def test_what_limits_the_numbers_is_said(admin_client: Client, settings: Any, mo
 
 
 def test_what_is_wrong_is_said(admin_client: Client) -> None:
-    page = text(admin_client.post(URL, {**WINDOW, "capacity": "many"}))
-    assert "Correct these errors first: Capacity: Enter a whole number." in page
+    page = unescape(text(admin_client.post(URL, {**WINDOW, "capacity": "many"})))
+    assert "Correct these errors first: Capacity: “many” is not a whole number" in page
     page = text(admin_client.post(TRIAL, {**WINDOW, "algorithm": "token_bucket", "rate": "5", "period": "soon"}))
     assert "Period: “soon” is not a length of time" in page
 

@@ -99,9 +99,9 @@ def test_an_adjustment_that_was_written_past_the_form_keeps_its_account_open_and
     adjust(9 * 10**18, "2026-09-01")
     adjust(9 * 10**18, "2026-09-01")
     assert {report.account for report in close("2026-11-02")} == {"initech"}
-    assert all("units, but at most 1,000,000,000,000 are allowed: correct it" in each.why for each in open_periods())
+    assert all("units, but at most 1,099,511,627,776 are allowed: correct it" in each.why for each in open_periods())
     assert {each.account for each in open_periods()} == {"acme"}
-    with pytest.raises(NotForcedError, match="at most 1,000,000,000,000 are allowed"):
+    with pytest.raises(NotForcedError, match="at most 1,099,511,627,776 are allowed"):
         force("acme", OCTOBER, "ada", "in a hurry")
     assert sum("acme cannot be closed" in finding for finding in Verification().findings()) == 2
     QuerySet(Adjustment).update(quantity=9)
