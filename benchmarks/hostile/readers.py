@@ -142,7 +142,7 @@ def readers() -> Iterator[TextReader]:
     yield TextReader("names of scopes", names_in, ("health, webhooks",))
     yield TextReader("tiers", tiers.parse, ("1000: 0.10\nmore: 0.05 + 3", "more: 1"))
     yield TextReader("a price", money.read, ("0.10",))
-    yield TextReader("a typed number", typed_numbers.decimal, ("1,000.50", "1.000", "1 000"))
+    yield TextReader("a typed number", typed_numbers.decimal, ("1000.5", "1 000"))
     yield TextReader("an anchor", parse_anchor, ("2026-01-31T06:00",))
     yield TextReader("a time zone", zone, ("Europe/Paris",))
     yield TextReader("a month", month_window, ("2026-10",))

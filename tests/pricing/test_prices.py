@@ -40,11 +40,9 @@ def modelled(price: Price, units: Units) -> Fraction:
     def number_of(unit: int) -> int:
         return sum(1 for tier in price.tiers if tier.up_to is not None and unit > tier.up_to)
 
-    tier_of_each = [number_of(total if price.pricing == VOLUME else unit) for unit in range(1, total + 1)]
-    costs = sum((Fraction(price.tiers[number].unit_price) for number in tier_of_each), Fraction(0))
-    fees = Fraction(price.flat_fee) + sum(
-        (Fraction(price.tiers[number].fee) for number in set(tier_of_each)), Fraction(0)
-    )
+    tier_of = [number_of(total if price.pricing == VOLUME else unit) for unit in range(1, total + 1)]
+    costs = sum((Fraction(price.tiers[number].unit_price) for number in tier_of), Fraction(0))
+    fees = Fraction(price.flat_fee) + sum((Fraction(price.tiers[number].fee) for number in set(tier_of)), Fraction(0))
     return max(costs + fees, Fraction(price.minimum))
 
 
