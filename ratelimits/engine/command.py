@@ -81,19 +81,19 @@ class Command:
         if usage is not None:
             keys.append(keyspace.open(compared[0]))
         if call.receipt is not None:
-            keys.append(keyspace.receipt(compared[0], call.receipt.nonce))
+            keys.append(keyspace.receipts(compared[0]))
         keys_without_state = len(keys) - packed_count
         if len(states) > packed_count:
             # Name all keys. While a cluster moves a slot, a node runs a script only if this node has all named keys.
             keys += [*states[packed_count:], *further_keys(keyspace, call, shards)]
         meters = len(usage.meters) if usage is not None else 0
-        leases = 1 if call.lease is not None else 0
+        names = (call.lease is not None) + (call.receipt is not None)
         #: The deciding script for calls of this shape, and its argument `layout`, which only a general script has.
         self.script, self._layout = _assembled(call, len(compared), keys_without_state, keyspace.slots_move)
         #: The bytes of the command before the nonce.
         # 7 arguments are always there: EVALSHA, the SHA-1, the number of keys, nonce, head, request and program.
         self._front = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n%b" % (
-            7 + len(keys) + (self._layout is not None) + meters + leases,
+            7 + len(keys) + (self._layout is not None) + meters + names,
             self.script.sha,
             bulks(b"%d" % len(keys), *[key.encode() for key in keys]),
         )
@@ -123,7 +123,8 @@ class Command:
         if self._cached[0] != run:  # the server has another run than at the last call
             self.is_first = call.program.lasts and call.op is Op.TRY
         is_first = self.is_first
-        # These arguments follow the program: the layout, the names of the counters, and the name of the leases.
+        # These arguments follow the program: the layout, the names of the counters, the name of the leases, and the
+        # receipt's nonce.
         last_arguments: list[bytes] = []
         if usage is not None and receipt is not None:
             last_arguments = counters_of(usage, receipt.bin, receipt.period)
@@ -144,6 +145,8 @@ class Command:
         )
         if call.lease is not None:
             last_arguments.append(call.lease.encode())
+        if receipt is not None:
+            last_arguments.append(receipt.nonce.encode())
         if self._layout is not None:
             last_arguments.insert(0, self._layout)
         # Do not cache the bytes of a call that has a fixed moment or a receipt: no other call has the same bytes.

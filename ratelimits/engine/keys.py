@@ -185,9 +185,9 @@ class Keyspace:
         """
         return f"{self.prefix(shard)}{own_name}:{bounded(key)}:"
 
-    def receipt(self, shard: int, nonce: str) -> str:
-        """Return the key of a string that exists after the receipt was refunded or settled."""
-        return f"{self.prefix(shard)}r:{nonce}"
+    def receipts(self, shard: int) -> str:
+        """Return the key of a sorted set: the nonces of receipts that were refunded or settled (see lua/decide.lua)."""
+        return f"{self.prefix(shard)}receipts"
 
     def fence(self, shard: int) -> str:
         """Return the key of a string that a drain writes to fence the batches (usage/fence.py).

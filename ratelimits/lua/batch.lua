@@ -8,7 +8,7 @@
 -- `cum`: one for the request and one for the unit.
 --
 -- The Redis keys of a shard begin with `prefix` (rl:1:<namespace>:{07}:). So they are in one slot. The following Redis
--- keys have no time to live. engine/keys.py names them. engine/assemble/scripts.py replaces "${open}" and the other
+-- keys have no time to live, if nothing else is said. engine/keys.py names them. engine/assemble/scripts.py replaces "${open}" and the other
 -- placeholders in the Lua files.
 --   open    hash: the open batch. The fields of its identity are written together with the first counter:
 --             #i incarnation   #s seq   #o time of opening (µs)   #r run of the server   #p `cum` before this batch
@@ -21,8 +21,11 @@
 --             sealed_at          moment (µs): all usage from before this moment is in sealed batches
 --             first_sealed       moment (µs) of the first seal
 --             sealed_clock       moment (µs) of the last seal, by the clock of the process that sealed
+--             jumped             moment (µs) of the last seal before the server's clock jumped ahead, until a gap is
+--                                declared; else 0 (see seal.lua)
 --             data_run, data_since   a run of the server, and a moment (µs): as far as is known, Redis still has
 --                                everything that was counted in this run since this moment (see lasting.lua)
+--   clock   string: it exists while the server's clock runs as it should (see seal.lua). It has a time to live
 --   b:<incarnation>:<seq>   hash: a sealed batch. It has all fields of `open`, and
 --             #c `cum` after this batch   #t time of sealing (µs)   #x run of the server when it sealed the batch
 --   sealed  list of "<incarnation>:<seq>" of sealed batches, the oldest first

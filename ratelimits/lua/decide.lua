@@ -48,7 +48,7 @@
 -- KEYS     1. the heads of all shards of this request, the account's shard first
 --          2. the packed states
 --          3. the open batch of the account's shard, if there are meters
---          4. the receipt, if the call settles or refunds one
+--          4. the sorted set of used receipts, if the call settles or refunds one
 --          5. the first own key of each limit that has own keys
 --          6. the further own keys
 -- ARGV[1]  nonce: unique for each call
@@ -67,7 +67,8 @@
 --          µs; 0: now), and the text "rule|version", filled up with zero bytes
 -- ARGV[5…] for each meter the name of the counter of an admitted request,
 --          "a|bin|period|meter|rule|version|account|key". Then the name that all leases of the request get, if it is
---          not the nonce. For the general script, the layout of the call comes before these arguments
+--          not the nonce. Then the nonce of the receipt that is used, if there is one. For the general script, the layout
+--          of the call comes before these arguments
 --
 -- Returns  int64s '<i8…'. All times are in µs. The first number says which reply it is:
 --          1   decided. Then: allowed, binding limit (0: none), remaining, retry_after (-1: never), reset_after, wait,
@@ -127,10 +128,26 @@ end
 --: end
 
 --: if receipt
--- 3. Refuse to use a receipt twice.
-if now > charged_at + ttl * 1000 or not call('SET', ${receipt_key}, '1', 'NX', 'PX', ttl) then
+-- 3. Refuse to use a receipt twice. A sorted set has the nonces of used receipts, each with the moment at which the time
+-- of the receipt is over. Its member '' has the latest such moment of all nonces that were removed: no receipt whose
+-- time is over by then is used any more. So it does not matter how the clock jumps. (Redis would delete keys with a time
+-- to live when the clock jumps ahead, and the clock can be put back afterwards.)
+local used, over_at = ${receipt_key}, charged_at + ttl * 1000
+local forgotten = tonumber(call('ZSCORE', used, '') or -1)
+if now > over_at or over_at <= forgotten
+  or call('ZADD', used, 'NX', string.format('%.0f', over_at), ARGV[#ARGV]) == 0 then
   return write_struct('<i8i8', 2, 0)
 end
+-- Each use adds one nonce and removes at most two. While the clock is ahead, few nonces are removed too early.
+local oldest, before = call('ZRANGE', used, 0, 2, 'WITHSCORES'), forgotten
+for i = 1, #oldest, 2 do
+  local nonce, moment = oldest[i], tonumber(oldest[i + 1])
+  if nonce ~= '' and moment < now then
+    call('ZREM', used, nonce)
+    forgotten = moment
+  end
+end
+if forgotten > before then call('ZADD', used, string.format('%.0f', forgotten), '') end
 --: end
 
 -- 4. Decide.

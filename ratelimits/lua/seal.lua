@@ -2,7 +2,9 @@
 -- KEYS[1] the shard's `meta` key. The shard's other keys (see batch.lua) have the same prefix
 -- ARGV[1] nonce: a unique name. A new incarnation gets this name   ARGV[2] now (µs) for tests; '': the server's TIME
 -- ARGV[3] now (µs) by the caller's clock; '' or absent: unknown
--- Returns {moment of the seal (µs, as a string), run, id of the sealed batch or '', number of batches in `sealed`}
+-- ARGV[4] time to live (ms) of the key `clock`; absent: do not use this key
+-- Returns {moment of the seal (µs, as a string), run, id of the sealed batch or '', number of batches in `sealed`, moment
+-- (µs, as a string) since which the server's clock has jumped ahead, or '0'}
 -- The caller does not send the run. This script asks the server, so that run and moment are those of the seal.
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -14,8 +16,19 @@ local id = batch_seal(prefix, ARGV[1], run, now) or ''
 -- So the drain (usage/drain.py) notices the loss, even if nothing else shows it.
 -- If `first_sealed` is later than now, the clock was wrong. Then store 0, which never means a loss.
 -- The first seal writes `sealed_at` and `first_sealed` together, so one test is enough.
-local sealed_at, first_sealed = unpack(redis.call('HMGET', KEYS[1], 'sealed_at', 'first_sealed'))
+local sealed_at, first_sealed, sealed_clock, jumped =
+  unpack(redis.call('HMGET', KEYS[1], 'sealed_at', 'first_sealed', 'sealed_clock', 'jumped'))
 if not sealed_at then redis.call('HSET', KEYS[1], 'first_sealed', string.format('%.0f', now)) end
 if tonumber(first_sealed or 0) > now then redis.call('HSET', KEYS[1], 'first_sealed', 0) end
 redis.call('HSET', KEYS[1], 'sealed_at', string.format('%.0f', now), 'sealed_clock', ARGV[3] or '')
-return {string.format('%.0f', now), run, id, redis.call('LLEN', prefix .. '${sealed}')}
+-- Each seal renews the time to live of the key `clock`. If the key is gone although, by the caller's clock, less than half
+-- of this time has passed since the last seal, the server's clock has jumped ahead, perhaps only for a moment. Then the
+-- caller declares a gap from the last seal until now, and sets the field `jumped` to 0.
+if ARGV[4] then
+  local passed = tonumber(ARGV[3]) - (tonumber(sealed_clock or '') or 0)
+  local is_gone = jumped == '0' and redis.call('EXISTS', prefix .. 'clock') == 0
+  if is_gone and passed >= 0 and passed < ARGV[4] * 500 then jumped = sealed_at end
+  redis.call('HSET', KEYS[1], 'jumped', jumped or 0)
+  redis.call('SET', prefix .. 'clock', '1', 'PX', ARGV[4])
+end
+return {string.format('%.0f', now), run, id, redis.call('LLEN', prefix .. '${sealed}'), jumped or '0'}

@@ -329,6 +329,7 @@ def _drain_batch(server: Server, using: str, read: _ReadBatch, result: DrainResu
     else:
         crash.reached("drain:read")
         _declare_promise(using, packet_or_error, result)
+        watermark.declare_counted_ahead(using, pending, packet_or_error)
         outcome = apply(using, packet_or_error, result.fsync, wait=False, live_runs=result.live_runs)
         if outcome is BatchOutcome.APPLIED:
             result.lines += len(packet_or_error.lines)

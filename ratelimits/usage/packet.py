@@ -37,6 +37,8 @@ _COUNTER_INDEXES = {
 #: Reports and gaps use the name ANONYMOUS for usage without an account. If it stands in the name of a field, somebody
 #: has given this name to an account, a key or a meter. Then `_text` replaces it.
 _RESERVED = f"|{ANONYMOUS}|".encode()
+#: The index of the bin in a canonical line.
+_BIN = 6
 #: The indexes of the columns of `_columns` that are numbers (bin, period, rule, version), and of those that are texts
 #: (meter, account, key).
 _NUMBERS, _TEXTS = (1, 2, 4, 5), (3, 6, 7)
@@ -133,6 +135,11 @@ def header_of(batch: Packet | Batch) -> tuple[str | int, ...]:
         batch.sealed_run,
         batch.follows,
     )
+
+
+def newest_bin(packet: Packet) -> int:
+    """Return the start of the latest bin with usage (s since 1970 UTC); 0 if the batch has no lines."""
+    return max((int(line.split(b"\t", _BIN + 1)[_BIN]) for line in packet.lines), default=0)
 
 
 def chained(previous: str, content: str) -> str:

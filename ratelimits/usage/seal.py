@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from dataclasses import dataclass
 from time import time_ns
 from typing import Any
 
 import redis
+from django.db import DatabaseError
 from redis.exceptions import ResponseError
 
+from ratelimits.conf import conf
 from ratelimits.engine.assemble import scripts
 from ratelimits.engine.server import current_server, on_each
-from ratelimits.usage import crash
+from ratelimits.models.ledger import moment
+from ratelimits.models.ledger.gaps import GapKind
+from ratelimits.usage import crash, gaps
 
+logger = logging.getLogger(__name__)
+
+#: Minimum time to live of the key by which a jump of the server's clock is noticed, in seconds.
+_CLOCK_SECONDS = 600
 #: How many shards are sealed in one round trip. The server needs a few ms to seal a full batch, and the replies for all
 #: these shards must come within RATELIMITS["TIMEOUT"].
 _SHARDS_PER_TRIP = 8
@@ -43,6 +52,7 @@ def seal() -> list[SealResult]:
     """
     server, script = current_server(), scripts.read("full", "run", "batch", "seal").text.decode()
     crash.reached("seal:before")
+    clock_ttl = str(round(max(_CLOCK_SECONDS, conf.SEAL_INTERVAL * 10) * 1000))
     replies: dict[int, Any] = {}
 
     def seal_on_server(client: redis.Redis, shards: list[int]) -> None:
@@ -53,8 +63,12 @@ def seal() -> list[SealResult]:
                     new_incarnation = secrets.token_hex(12)  # the name of a new incarnation, if the script begins one
                     server_time = ""  # let the script ask the server for its time
                     number_of_keys, meta = 1, server.keyspace.meta(shard)
-                    pipeline.eval(script, number_of_keys, meta, new_incarnation, server_time, clock)
-                replies.update(zip(together, pipeline.execute(raise_on_error=False), strict=True))
+                    pipeline.eval(script, number_of_keys, meta, new_incarnation, server_time, clock, clock_ttl)
+                answers = dict(zip(together, pipeline.execute(raise_on_error=False), strict=True))
+            for shard, answer in answers.items():
+                if not isinstance(answer, ResponseError) and answer[4] != b"0":
+                    _declare_jump(client, server.keyspace.meta(shard), shard, int(answer[4]), int(answer[0]))
+            replies.update(answers)
 
     on_each(server, range(server.keyspace.shards), seal_on_server)
     for reply in replies.values():
@@ -64,5 +78,24 @@ def seal() -> list[SealResult]:
     crash.reached("seal:after")
     return [
         SealResult(shard, int(sealed_at), run.decode(), batch.decode(), int(waiting))
-        for shard, (sealed_at, run, batch, waiting) in sorted(replies.items())
+        for shard, (sealed_at, run, batch, waiting, _jumped) in sorted(replies.items())
     ]
+
+
+def _declare_jump(client: redis.Redis, meta: str, shard: int, since: int, until: int) -> None:
+    """Declare that a server's clock was ahead for a moment, between `since` and `until` (µs since 1970 UTC).
+
+    If the gap cannot be declared, the field `jumped` stays, and the next seal declares the gap.
+    """
+    detail = (
+        "the server's clock jumped ahead: the server may have forgotten counts of limits, and usage may be counted at"
+        " a later time than it happened"
+    )
+    event = f"{shard}:{since}:jumped"
+    logger.error("The clock of shard %02d's server jumped ahead after %s", shard, moment(since))
+    try:
+        gaps.declare(conf.DATABASE, GapKind.CLOCK, event, shard=shard, since=since, until=until, detail=detail)
+    except DatabaseError as error:
+        logger.warning("The gap of this jump could not be declared; the next seal tries again: %s", error)
+    else:
+        client.hset(meta, "jumped", "0")

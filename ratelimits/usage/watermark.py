@@ -16,6 +16,7 @@ from django.db import transaction
 from ratelimits.models.ledger import Batch, ShardState, moment
 from ratelimits.models.ledger.gaps import GapKind
 from ratelimits.usage import crash, gaps
+from ratelimits.usage.packet import Packet, newest_bin
 from ratelimits.usage.pending import PendingBatches
 
 logger = logging.getLogger(__name__)
@@ -100,6 +101,19 @@ def _declare_clock_gaps(using: str, shard: int, since: int, until: int, lead: in
         first, last = min(since or until, until) + shift, until + shift
         if not gaps.declare(using, GapKind.CLOCK, event, shard=shard, since=first, until=last, detail=detail):
             gaps.extend(using, GapKind.CLOCK, event, last)
+
+
+def declare_counted_ahead(using: str, pending: PendingBatches, packet: Packet) -> None:
+    """Declare gaps if a batch has usage that was counted at a time which is still to come, although the clocks agree.
+
+    Then the server's clock was ahead for a while and was put back before this drain.
+    """
+    lead = newest_bin(packet) * 1_000_000 - pending.clock
+    if lead <= TOLERANCE or pending.lead > TOLERANCE:
+        return  # Nothing is in the future, or the clock is still ahead: then `correct` declares the gaps.
+    state = ShardState.objects.using(using).get(shard=packet.shard)
+    logger.error("Shard %02d has usage that was counted up to %s seconds ahead", packet.shard, f"{lead // 1_000_000:,}")
+    _declare_clock_gaps(using, packet.shard, min(state.watermark, pending.clock), pending.clock, lead)
 
 
 def advance(using: str, pending: PendingBatches) -> None:

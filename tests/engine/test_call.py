@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 import struct
 import time
 from dataclasses import replace
@@ -13,8 +14,9 @@ from redis.exceptions import ResponseError
 
 from ratelimits.algorithms.limits import ALGORITHMS, Mode
 from ratelimits.engine import ANY, AlreadySettled, Decision, Limit, Meter, Stale, peek, refund, release, reset, settle
-from ratelimits.engine.call import Call
+from ratelimits.engine.call import Call, Receipt
 from ratelimits.engine.decide import decide_call as steps
+from ratelimits.engine.decide import receipt_call
 from ratelimits.engine.keys import shard_of
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.publish import publish_version
@@ -262,8 +264,44 @@ class TestReceipts:
         with pytest.raises(AlreadySettled, match="older than RECEIPT_TTL"):
             refund(replace(old, at=old.at - 3_601 * SECOND))
         refund(old)
-        (key,) = redis_client.keys("*}:r:*")
-        assert 3_590_000 < redis_client.pttl(key) <= 3_600_000
+        (key,) = redis_client.keys("*}:receipts")
+        assert redis_client.zrange(key, 0, -1, withscores=True) == [(old.nonce.encode(), old.at + 3_600 * SECOND)]
+        assert redis_client.ttl(key) == -1
+
+    def test_a_receipt_is_used_once_however_the_clock_jumps(self, settings: Any, redis_client: RawRedis) -> None:
+        """Use receipts while the clock jumps over RECEIPT_TTL and back: none is used twice, and the set stays small."""
+        settings.RATELIMITS = {**settings.RATELIMITS, "RECEIPT_TTL": 3600}
+        draw, now, used, refused = random.Random(8), time.time_ns() // 1000, set[str](), 0
+        bucket, live, later = limit(capacity=10_000, rate=1, period=60), list[Receipt](), now + 10**9 * SECOND
+        for step in range(150):
+            jump = draw.choice((0, 0, 3_601, 86_400, 10**8, -3_601, -10)) * SECOND
+            receipt = ask(bucket, now=now + step * SECOND).receipt
+            assert receipt is not None
+            live.append(receipt)
+            for chosen in (receipt, draw.choice(live), live[0]):
+                call = receipt_call(chosen, (0,), 3600, whole=True)._replace(now=now + step * SECOND + jump)
+                try:
+                    steps(current_server(), call)
+                except AlreadySettled:
+                    refused += 1
+                else:
+                    assert chosen.nonce not in used
+                    used.add(chosen.nonce)
+        assert used
+        assert refused
+        # Long after that, each use removes two of them.
+        for _use in range(len(used)):
+            last = ask(bucket, now=later).receipt
+            assert last is not None
+            steps(current_server(), receipt_call(last, (0,), 3600)._replace(now=later))
+        (key,) = redis_client.keys("*}:receipts")
+        assert redis_client.zcard(key) <= len(used) + 1
+        assert all(
+            score >= (now + 10**9 * SECOND) for _nonce, score in redis_client.zrange(key, 1, -1, withscores=True)
+        )
+        for chosen in (receipt for receipt in live if receipt.nonce in used):
+            with pytest.raises(AlreadySettled):
+                steps(current_server(), receipt_call(chosen, (0,), 3600)._replace(now=chosen.at + SECOND))
 
 
 def heads(client: RawRedis) -> dict[bytes, bytes]:

@@ -24,10 +24,10 @@ def test_all_keys_of_a_shard_carry_its_hash_tag() -> None:
         KEYS.sealed(7),
         KEYS.batch(7, "9f:3"),
         KEYS.state(7, "user:42"),
-        KEYS.receipt(7, "9f3c"),
+        KEYS.receipts(7),
         KEYS.own(7, "w:1f", "user:42"),
     ]
-    behind = ["head", "open", "meta", "sealed", "b:9f:3", "s:user:42", "r:9f3c", "w:1f:user:42:"]
+    behind = ["head", "open", "meta", "sealed", "b:9f:3", "s:user:42", "receipts", "w:1f:user:42:"]
     assert names == [f"rl:1:shop:{{07}}:{rest}" for rest in behind]
 
 

@@ -6,6 +6,7 @@ import secrets
 
 import pytest
 from django.core import checks
+from django.db import OperationalError, connection
 
 from ratelimits.engine.assemble import scripts
 from ratelimits.engine.server import current_server
@@ -16,6 +17,7 @@ from ratelimits.usage import crash
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
+from tests.support.raw import RawRedis
 from tests.support.reports.invoices import account, spend
 from tests.support.rows import rule
 from tests.support.usage.traffic import at, use
@@ -188,6 +190,50 @@ def test_an_open_period_says_that_it_waits_for_a_clock() -> None:
     drain_at("2026-12-02")
     (found,) = open_periods(at("2026-12-02"))
     assert "its server's clock is 15,638,400 seconds ahead of the worker's" in found.why
+
+
+def refuse(*_statement: object) -> None:
+    raise OperationalError("the database does not answer")
+
+
+def test_a_clock_that_jumps_ahead_for_a_moment_is_declared_by_the_next_seal(redis_client: RawRedis) -> None:
+    """Let the key `clock` expire early, as a server does whose clock is a day ahead for some seconds."""
+    seal()
+    seal()
+    drain()
+    assert declared() == []
+    key, meta = (f"rl:1:test:{{{home_shard('acme'):02d}}}:{name}" for name in ("clock", "meta"))
+    before = int(redis_client.hget(meta, "sealed_at"))
+    assert redis_client.pexpire(key, 0)
+    with connection.execute_wrapper(refuse):
+        seal()
+    assert declared() == []
+    seal()
+    ((since, until),) = declared()
+    assert (since, before < until <= int(redis_client.hget(meta, "sealed_at"))) == (before, True)
+    seal()
+    assert declared() == [(since, until)]
+    # If nobody sealed for a long time, the key has expired as it should.
+    redis_client.pexpire(key, 0)
+    redis_client.hset(meta, "sealed_clock", int(redis_client.hget(meta, "sealed_clock")) - 400 * 10**6)
+    seal()
+    assert declared() == [(since, until)]
+
+
+def test_usage_that_was_counted_while_the_clock_was_ahead_for_a_moment_is_declared() -> None:
+    """Count usage in December in the middle of November, and seal and drain it when the clock is right again."""
+    seal_at(at("2026-11-15T11:00"), at("2026-11-15T11:00"))
+    drain_at("2026-11-15T11:00")
+    use(now=at("2026-11-15T11:30"))
+    use(now=at("2026-12-01T11:30"))
+    use(now=at("2026-11-15T11:31"))
+    seal_at(at("2026-11-15T12:00"), at("2026-11-15T12:00"))
+    drain_at("2026-11-15T12:00")
+    lead = at("2026-12-01T11:30") - at("2026-11-15T12:00")
+    assert declared() == [
+        (at("2026-11-15T11:00"), at("2026-11-15T12:00")),
+        (at("2026-11-15T11:00") + lead, at("2026-12-01T11:30")),
+    ]
 
 
 def test_a_clock_that_is_ahead_is_warned_of() -> None:
