@@ -40,7 +40,14 @@ def check_rows(
         return []
     try:
         with transaction.atomic(using):
-            return [*_rules(using), *_scopes(using), *_groups(using), *_overrides(using), *_accounts(using), *_crowding(using)]
+            return [
+                *_rules(using),
+                *_scopes(using),
+                *_groups(using),
+                *_overrides(using),
+                *_accounts(using),
+                *_crowding(using),
+            ]
     except DatabaseError:
         return []  # The tables do not exist yet, or the database is down. Django reports both.
 

@@ -59,7 +59,9 @@ class Count:
     `kind` is "d" for denied requests, and "s" for admitted requests that a shadow rule would have refused.
     """
 
-    script = scripts.read("full", "run", "batch", "counting/shard_run", "usage", "usage_new", "counting/count")
+    script = scripts.read(
+        "full", "run", "batch", "counting/shard_run", "counting/usage", "counting/usage_new", "counting/count"
+    )
 
     def __init__(self, head: str, open_batch: str, usage: Usage, kind: Literal["d", "s"] = "d") -> None:
         self._keys = [head.encode(), open_batch.encode()]

@@ -87,7 +87,9 @@ class CountSpent:
     new  nonce and record of the new prefetch; None if there is no new prefetch
     """
 
-    script = scripts.read("full", "run", "batch", "counting/shard_run", "usage", "usage_new", "counting/spent")
+    script = scripts.read(
+        "full", "run", "batch", "counting/shard_run", "counting/usage", "counting/usage_new", "counting/spent"
+    )
 
     def __init__(
         self, keyspace: Keyspace, shard: int, spent: Sequence[Spent], new: tuple[str, bytes] | None = None

@@ -27,7 +27,7 @@ from tests.support.entry_points import counted
 from tests.support.raw import RawRedis
 
 APP = Path(ratelimits.__file__).parent
-#: The number of counters at which a script seals the open batch (lua/usage_new.lua).
+#: The number of counters at which a script seals the open batch (lua/counting/usage_new.lua).
 BATCH = 1000
 #: Every script that the app sends, by its last file: what its entries are, and their maximum number. The deciding
 #: script is assembled from its template; the other scripts are read.
@@ -39,11 +39,12 @@ BOUNDS = {
     "pending": ("names of batches", BATCHES_PER_PASS),
     "publish": ("heads", 1),
     "drop": ("batches", 1),
+    "fence": ("keys", 1),
 }
 #: Files that are only parts of the scripts above.
 PARTS = {
-    *("batch", "heads", "lasting", "numbers", "records", "rules", "run", "usage", "usage_new", "usage_of_rule"),
-    "counting/shard_run",
+    *("batch", "full", "heads", "lasting", "numbers", "records", "rules", "run"),
+    *("counting/shard_run", "counting/usage", "counting/usage_new", "counting/usage_of_rule"),
 }
 
 
@@ -80,7 +81,7 @@ def test_the_benchmark_measures_each_script_at_its_bound() -> None:
 
 
 def test_the_size_of_a_full_batch_is_the_one_that_is_bounded() -> None:
-    assert re.findall(r"fields >= (\d+)", scripts.text("usage_new")) == [str(BATCH)]
+    assert re.findall(r"fields >= (\d+)", scripts.text("counting/usage_new")) == [str(BATCH)]
     assert 2 * max(counting.MAX_COUNTERS, spent.MAX_COUNTERS, MAX_LIMITS) <= BOUNDS["seal"][1] - BATCH
 
 

@@ -19,7 +19,7 @@ FILES = sorted(KINDS)
 LUA = Path(scripts.__file__).parents[2] / "lua"
 
 
-COUNTING = ("run", "batch", "counting/shard_run", "usage", "usage_new")
+COUNTING = ("run", "batch", "counting/shard_run", "counting/usage", "counting/usage_new")
 SPENT = (*COUNTING, "counting/spent")
 
 
@@ -29,7 +29,16 @@ def test_every_algorithm_has_its_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [("publish",), ("batch", "seal"), ("drop",), ("pending",), (*COUNTING, "counting/count"), SPENT]
+    "names",
+    [
+        ("full", "publish"),
+        ("full", "run", "batch", "seal"),
+        ("fence",),
+        ("drop",),
+        ("pending",),
+        (*COUNTING, "counting/count"),
+        SPENT,
+    ],
 )
 def test_every_other_script_is_taken_too(redis_client: redis.Redis, names: tuple[str, ...]) -> None:
     assert redis_client.script_load(read(*names).text)
@@ -62,5 +71,5 @@ def test_a_file_spells_no_part_of_a_key(name: str) -> None:
 
 def test_whole_scripts_have_no_placeholder_left() -> None:
     whole = [read(*COUNTING, "counting/count"), read(*SPENT), read("run", "pending")]
-    whole += [read("run", "batch", "seal"), read("drop"), read("publish")]
+    whole += [read("full", "run", "batch", "seal"), read("drop"), read("full", "publish"), read("fence")]
     assert not [script for script in whole if b"${" in re.sub(rb"--.*", b"", script.text)]

@@ -67,7 +67,6 @@ _PRELOADED = (
     "ratelimits.simulate",
     "ratelimits.status.redis_state",
     "ratelimits.usage.fence",
-    "ratelimits.usage.seal",
     "rest_framework.authentication",
     "rest_framework.metadata",
     "rest_framework.mixins",

@@ -175,7 +175,7 @@ class ScriptText(StateLines):
             yield from self.expand(scripts.text("lasting").splitlines())
 
     def do_batch_functions(self) -> Iterator[str]:
-        for name in ("run", "batch", "usage_new"):
+        for name in ("run", "batch", "counting/usage_new"):
             yield from scripts.text(name).splitlines()
 
     @staticmethod
@@ -224,7 +224,7 @@ class ScriptText(StateLines):
 
         The script defines these functions only where it calls them, because most calls do not need them.
         """
-        parts = [divided(scripts.text(name)) for name in ("usage", "usage_of_rule")]
+        parts = [divided(scripts.text(name)) for name in ("counting/usage", "counting/usage_of_rule")]
         self.functions_of_files += [function for part in parts for function in part.named]
         for part in parts:
             yield from part.usual.splitlines()
