@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from django.contrib.auth.models import Group, User
+from django.core.exceptions import ValidationError
+from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.urls import include, path
@@ -23,12 +27,18 @@ from rest_framework.viewsets import ViewSet
 from ratelimits.decorators import limited
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import api_key_of
-from ratelimits.models import Access, Account
+from ratelimits.models import Access, Account, KeyOverride, Plan, PlanMembership
 from ratelimits.models.keys import spelled_key
+from ratelimits.moments import now
+from ratelimits.row_files.comparing import compare
+from ratelimits.row_files.reading import read
+from ratelimits.row_files.tables import TABLES
+from ratelimits.rules.grants import planned
 from ratelimits.throttling import QuotaThrottle
 from ratelimits.unknown_names import decorated, in_key, in_keys, in_row, in_rule
 from ratelimits.unknown_names.urlconf import ViewNames, named_by_views
 from tests.identity.conftest import Team
+from tests.support.rows import rule
 
 
 class Search(APIView):
@@ -267,6 +277,33 @@ class TestKeys:
         assert list(in_key(counted)) == []
         block = Access.objects.create(target=f"api_key:{secret}", reason="abuse")
         assert [*in_row(block)] == [said]
+
+    @pytest.mark.parametrize("secret", ["sk_live_9", "a key with spaces", "ключ"])
+    def test_the_secret_text_of_an_api_key_is_refused_before_it_is_stored(self, secret: str) -> None:
+        rule("burst")
+        plan = Plan.objects.create(name="Free", slug="free")
+        counted, typed = api_key_of(secret), spelled_key(f"api_key:{secret}")
+        assert counted is not None
+        said = f"Requests have only the digest of an API key that is a text: write {counted}."
+        rows: list[tuple[str, Callable[[str], Model]]] = [
+            ("target", lambda key: Access(target=key, effect="block", reason="abuse")),
+            ("key", lambda key: KeyOverride(key=key, rule="burst", capacity=1, reason="asked")),
+            ("key", lambda key: PlanMembership(key=key, plan=plan)),
+        ]
+        for field, row in rows:
+            with pytest.raises(ValidationError) as refused:
+                row(typed).full_clean()
+            assert refused.value.message_dict == {field: [said]}
+            row(counted).full_clean()
+        with pytest.raises(ValidationError, match="only the digest"):
+            planned(typed, "burst", 5, now() + timedelta(days=1))
+        for model, line in ((KeyOverride, "key,rule,capacity\n{},burst,1"), (PlanMembership, "key,plan\n{},free")):
+            table = TABLES[model]
+            source = read(line.format(typed).encode(), table)
+            ((compared,),) = compare(table, source, "default")
+            assert compared.errors == [
+                f"key: Requests have only the digest of an API key that is a text: write {counted}."
+            ]
 
     def test_nothing_is_said_of_api_keys_that_requests_can_have(self) -> None:
         token = api_key_of(Team(pk="a" * 40))

@@ -14,7 +14,7 @@ from ratelimits.algorithms import calendar
 from ratelimits.engine.keys import LONGEST_KEY, LONGEST_NAME
 from ratelimits.models.fields.validity import END_NOT_AFTER_START, overlapping, validate_period
 from ratelimits.models.history import History
-from ratelimits.models.keys import canonical_key, derived_key, validate_account, validate_key
+from ratelimits.models.keys import canonical_key, derived_key, refuse_secret, validate_account, validate_key
 from ratelimits.models.versioned import Versioned
 from ratelimits.models.versions import Edit, Tombstone
 from ratelimits.moments.columns import UTCDateTimeField
@@ -189,7 +189,7 @@ class PlanMembership(Versioned):
         _("key"),
         max_length=LONGEST_KEY,
         validators=[validate_key],
-        help_text=_("A key such as api_key:9f3c, user:42 or header:X-Tenant=acme."),
+        help_text=_("A key such as api_key:4, user:42 or header:X-Tenant=acme."),
     )
     plan = models.ForeignKey(Plan, models.PROTECT, related_name="memberships", verbose_name=_("plan"))
     valid_from = UTCDateTimeField(_("valid from"), null=True, blank=True)
@@ -237,6 +237,7 @@ class PlanMembership(Versioned):
             raise ValidationError(
                 {"key": _("A membership cannot be for an account: choose the plan on the page of the account.")}
             )
+        refuse_secret(self.key)
         validate_period(self.valid_from, self.valid_until)
 
     def clean(self) -> None:

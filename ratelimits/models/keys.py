@@ -1,4 +1,4 @@
-"""Key strings such as "api_key:9f3c": their kinds, their spelling, and the shard of the configuration for each key."""
+"""Key strings such as "api_key:4": their kinds, their spelling, and the shard of the configuration for each key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ratelimits.engine.keys import LONGEST_KEY, LONGEST_NAME, ledger_name
 from ratelimits.models.fields import view_key_texts
 from ratelimits.models.fields.rule_fields import IPV6_PREFIX
 from ratelimits.models.versions import KEY_SHARDS
-from ratelimits.naming import NEXT_KEY, NUMBERS, is_shown, respelled
+from ratelimits.naming import NEXT_KEY, NUMBERS, is_shown, respelled, without_secret
 
 
 class KeyKind(models.TextChoices):
@@ -195,6 +195,14 @@ def validate_key(key: str) -> None:
     if kind == "ip" and key != UNKNOWN_ADDRESS:
         _validate_address(name)
     _validate_spelling(key, canonical_key(key))
+
+
+def refuse_secret(key: str, field: str = "key") -> None:
+    """Raise ValidationError, about this field, if a key has the text of an API key: it would be stored and shown."""
+    kind, _colon, name = key.partition(":")
+    if kind == "api_key" and (wanted := without_secret(name)) != name:
+        text = _("Requests have only the digest of an API key that is a text: write %(wanted)s.")
+        raise ValidationError({field: ValidationError(text, code="secret", params={"wanted": f"api_key:{wanted}"})})
 
 
 def validate_account(name: str) -> None:

@@ -13,7 +13,7 @@ from ratelimits.engine.keys import LONGEST_KEY
 from ratelimits.models.fields.rule_fields import decimal_field, seconds_field
 from ratelimits.models.fields.validity import END_NOT_AFTER_START, validate_period
 from ratelimits.models.history import History, end_now
-from ratelimits.models.keys import canonical_key, derived_key, validate_key
+from ratelimits.models.keys import canonical_key, derived_key, refuse_secret, validate_key
 from ratelimits.models.rules import Rule
 from ratelimits.models.validation import rules as validation
 from ratelimits.models.versioned import Versioned
@@ -32,8 +32,7 @@ class KeyOverride(Versioned):
         max_length=LONGEST_KEY,
         validators=[validate_key],
         help_text=_(
-            "Such as api_key:9f3c, user:42, ip:203.0.113.9, header:X-Tenant=acme, or account:7 for all keys of an"
-            " account."
+            "Such as api_key:4, user:42, ip:203.0.113.9, header:X-Tenant=acme, or account:7 for all keys of an account."
         ),
     )
     rule = models.SlugField(
@@ -120,12 +119,14 @@ class KeyOverride(Versioned):
 
     def clean_values(self, rules: Mapping[str, Sequence[Rule]]) -> None:
         """Raise ValidationError if the values are not valid. Ignore other overrides. `rules` has all rules, by name."""
+        refuse_secret(self.key)
         validate_period(self.valid_from, self.valid_until)
         validation.check_numbers_under(self, rules.get(self.rule, ()), sorted(rules))
 
     def clean(self) -> None:
         """Raise ValidationError if the values are not valid, or if another override is in force at the same time."""
         self.key = canonical_key(self.key)
+        refuse_secret(self.key)
         validate_period(self.valid_from, self.valid_until)
         validation.check_override(self, KeyOverride.objects.all(), Rule.objects.all())
 

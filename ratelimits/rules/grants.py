@@ -16,7 +16,7 @@ from ratelimits.algorithms.limits import fields_of
 from ratelimits.conf import conf
 from ratelimits.models import Account, KeyOverride, PlanMembership, Rule
 from ratelimits.models.history import MAX_REASON
-from ratelimits.models.keys import canonical_key
+from ratelimits.models.keys import canonical_key, refuse_secret
 from ratelimits.models.versions import editing
 
 
@@ -28,6 +28,7 @@ def planned(key: str, rule: str, extra: int, until: datetime, *, account: str = 
     with this name applies to the key, if the rule has no capacity, if `extra` is below 1, or if `until` is in the past.
     """
     key, now, until = canonical_key(key), moments.now(), moments.read(until)
+    refuse_secret(key)
     if extra < 1:
         raise ValidationError({"extra": _("Write how many permits to add: 1 or more.")})
     if until <= now:

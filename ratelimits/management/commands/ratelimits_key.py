@@ -65,7 +65,7 @@ class Command(ExplainedCommand):
             command = commands.add_parser(name, help=text)
             command.add_argument(
                 "key",
-                help="such as user:42, api_key:9f3c, account:acme, ip:203.0.113.9 or header:X-Tenant=acme; or a name"
+                help="such as user:42, api_key:4, account:acme, ip:203.0.113.9 or header:X-Tenant=acme; or a name"
                 " that only one key has",
             )
             command.add_argument(

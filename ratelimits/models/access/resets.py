@@ -24,7 +24,7 @@ class KeyReset(models.Model):
         _("key"),
         max_length=LONGEST_KEY,
         validators=[validate_counted_key],
-        help_text=_("Such as user:42, api_key:9f3c, account:7, ip:203.0.113.9 or header:X-Tenant=acme."),
+        help_text=_("Such as user:42, api_key:4, account:7, ip:203.0.113.9 or header:X-Tenant=acme."),
     )
     account = models.CharField(
         _("account"),

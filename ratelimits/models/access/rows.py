@@ -16,7 +16,7 @@ from ratelimits.engine.keys import LONGEST_KEY
 from ratelimits.models.access.targets import canonical, validate_target
 from ratelimits.models.fields.validity import END_NOT_AFTER_START, overlapping, validate_period
 from ratelimits.models.history import History, end_now
-from ratelimits.models.keys import NAMED, spelled_key
+from ratelimits.models.keys import NAMED, refuse_secret, spelled_key
 from ratelimits.models.versioned import Versioned
 from ratelimits.models.versions import Edit, Tombstone
 from ratelimits.moments.columns import UTCDateTimeField
@@ -52,7 +52,7 @@ class Access(Versioned):
         max_length=LONGEST_KEY,
         validators=[validate_target],
         help_text=_(
-            "Such as api_key:9f3c, user:42, header:X-Tenant=acme, account:7 for all keys of an account, 203.0.113.9 for"
+            "Such as api_key:4, user:42, header:X-Tenant=acme, account:7 for all keys of an account, 203.0.113.9 for"
             " an address, or a network such as 203.0.113.0/24 or 2001:db8::/32."
         ),
     )
@@ -153,6 +153,7 @@ class Access(Versioned):
         validate_period(self.valid_from, self.valid_until)
         with suppress(ValidationError):  # Do not report an invalid target here: the field's own validation does it.
             self.target = canonical(self.target)
+        refuse_secret(self.target, "target")
         other = overlapping(self, Access.objects.filter(target=self.target))
         if other is not None:
             message = _("“%(other)s” (number %(pk)s) is in force at the same time: change or end number %(pk)s first.")

@@ -12,7 +12,7 @@ from ratelimits.models.ledger import moment
 class RecordedRequest(models.Model):
     """One recorded request.
 
-    `api_key` is the key that rules count, such as "api_key:9f3c", and never the secret. `costs` has the cost in each
+    `api_key` is the key that rules count, such as "api_key:4", and never the secret. `costs` has the cost in each
     meter. `left_out` is the number of earlier requests that could not be recorded. Only the first row of each write has
     this number.
     """
