@@ -19,8 +19,11 @@ from django.core.exceptions import ValidationError
 from django.utils.translation import gettext as _
 
 from ratelimits import moments
+from ratelimits.engine.program import MAX_LIMITS
+from ratelimits.models import KeyOverride, Rule
 from ratelimits.models.fields.validity import overlaps
 from ratelimits.models.keys import canonical_key
+from ratelimits.models.validation.rules import crowding_error
 from ratelimits.row_files.cells import Cells
 from ratelimits.row_files.reading import Source, SourceLine
 from ratelimits.row_files.tables import FileTable, PlansAndRules, written
@@ -89,6 +92,8 @@ class _Comparison:
         self.known = PlansAndRules.read(using)
         self.cells = Cells(table, self.known)
         self.identity_columns = [source.columns.index(name) for name in table.identity]
+        #: The overrides of earlier lines that give a rule a mode, or do so no longer. Perhaps they are not written.
+        self.modes: list[KeyOverride] = []
 
     def portions(self) -> Iterator[list[ComparedLine]]:
         groups: dict[tuple[str, ...], list[SourceLine]] = defaultdict(list)
@@ -117,7 +122,39 @@ class _Comparison:
         compared = []
         for identity, lines in groups.items():
             compared += self._compared_group(identity, lines, stored.get(identity, []))
+        if self.table.model is KeyOverride and len(self.known.rules) > MAX_LIMITS:
+            self._fail_crowded(compared)
         return compared
+
+    def _fail_crowded(self, compared: Sequence[ComparedLine]) -> None:
+        """Refuse a line with which too many rules could apply to one request, since it switches on a rule."""
+        by_key: dict[str, list[ComparedLine]] = defaultdict(list)
+        for line in compared:
+            if line.state in (LineState.NEW, LineState.CHANGED) and (
+                line.row.mode or (line.stored and line.stored.mode)
+            ):
+                by_key[line.row.key].append(line)
+        for key, lines in by_key.items():
+            rows = [line.row for line in lines]
+            if self._switches_on(rows) and self._crowding_error(key, rows):
+                for line in lines:
+                    if self._switches_on([line.row]) and (error := self._crowding_error(key, [line.row])):
+                        line.fail(error)
+                    else:
+                        self.modes.append(line.row)
+            else:
+                self.modes += rows
+
+    def _switches_on(self, rows: Sequence[KeyOverride]) -> bool:
+        return any(
+            row.mode not in ("", Rule.Mode.OFF)
+            and any(rule.mode == Rule.Mode.OFF for rule in self.known.rules.get(row.rule, ()))
+            for row in rows
+        )
+
+    def _crowding_error(self, key: str, rows: Sequence[KeyOverride]) -> str:
+        edited = [*self.modes, *rows]
+        return crowding_error(key, edited, KeyOverride.objects.using(self.using), Rule.objects.using(self.using))
 
     def _stored_rows(self, names: set[str]) -> dict[tuple[str, ...], list[Any]]:
         """Return the stored rows of these keys or account identifiers, by the identity of the row."""

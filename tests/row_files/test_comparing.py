@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimits import moments
+from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.models import Account, KeyOverride, Plan, PlanMembership
 from ratelimits.models.fields.validity import overlapping, overlaps
 from ratelimits.row_files import comparing
@@ -291,6 +292,55 @@ class TestWholeFiles:
 
 
 MOMENTS = st.none() | st.integers(-3, 3)
+
+
+class TestCrowding:
+    """At most MAX_LIMITS rules can apply to one request: a line that switches on one more is refused."""
+
+    HEAD = "key,rule,mode"
+
+    @pytest.fixture(autouse=True)
+    def _rules(self) -> None:
+        for number in range(MAX_LIMITS - 2):
+            rule(f"on-{number}")
+        for number in range(4):
+            rule(f"off-{number}", mode="off")
+
+    def test_lines_beyond_the_maximum_are_refused_whatever_portion_they_are_in(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for portion in (1, 2, 500):
+            monkeypatch.setattr(comparing, "PORTION", portion)
+            found = compared(KeyOverride, self.HEAD, *(f"user:1,off-{number},enforce" for number in range(4)))
+            assert [line.state for line in found] == [NEW, NEW, ERROR, ERROR]
+            assert "121 rules could apply to a request of user:1 in scope “*”" in found[2].errors[0]
+
+    def test_keys_of_one_request_count_together(self) -> None:
+        KeyOverride.objects.create(key="user:1", rule="off-0", mode="shadow")
+        found = states(
+            KeyOverride,
+            self.HEAD,
+            "user:2,off-1,enforce",
+            "account:7,off-2,enforce",
+            "ip:192.0.2.1,off-3,enforce",
+            "user:3,off-3,off",
+            "user:4,off-3,",
+        )
+        assert found == [NEW, NEW, ERROR, NEW, ERROR], "an override needs a number or a mode"
+
+    def test_a_line_that_switches_a_rule_off_makes_room(self) -> None:
+        for number in range(2):
+            KeyOverride.objects.create(key="user:1", rule=f"off-{number}", mode="enforce")
+        lines_of_file = "user:1,off-0,off", "user:1,off-2,enforce"
+        assert states(KeyOverride, self.HEAD, *lines_of_file) == [CHANGED, NEW]
+        assert states(KeyOverride, self.HEAD, *reversed(lines_of_file)) == [NEW, CHANGED]
+        assert states(KeyOverride, self.HEAD, lines_of_file[1]) == [ERROR]
+
+    def test_overrides_that_switch_on_nothing_are_not_counted(self) -> None:
+        rule("on-again")
+        rule("on-at-last")
+        assert states(KeyOverride, self.HEAD, "user:1,on-0,shadow", "user:1,on-1,enforce") == [NEW, NEW]
+        assert states(KeyOverride, self.HEAD, "user:1,on-0,shadow", "user:1,off-0,shadow") == [NEW, ERROR]
 
 
 @given(st.lists(st.tuples(MOMENTS, MOMENTS), max_size=5))

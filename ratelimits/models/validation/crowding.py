@@ -5,7 +5,7 @@ More rules than this cannot be decided together: see `quota.prepared`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import combinations, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -51,12 +51,13 @@ def too_many(
     rules: QuerySet[Rule],
     overrides: QuerySet[KeyOverride],
     edited: Rule | None = None,
-    edited_override: KeyOverride | None = None,
+    edited_overrides: Sequence[KeyOverride] = (),
+    key: str = "",
 ) -> Crowd | None:
     """Return the largest number of these rules that can apply to one request. Return None if at most `MAX_LIMITS` can.
 
-    With `edited`, an unsaved rule, look only at requests to which this rule would apply. With `edited_override`, an
-    unsaved override, look only at requests of its key. A request can have two plans, the plan of its key and the plan
+    With `edited`, an unsaved rule, look only at requests to which this rule would apply. `edited_overrides` are not
+    saved. With `key`, look only at requests of this key. A request can have two plans, the plan of its key and the plan
     of its account. The rules of these plans apply together with the default rules, but a plan's rule replaces the
     default rule of the same name. A request can also have a key of each kind, and an override of such a key can switch
     on a rule that is off. The number can be too large, never too small: it is not known which keys and plans come
@@ -87,23 +88,22 @@ def too_many(
     if len({row.name for row in rows}) <= MAX_LIMITS:
         return None
     edited_row = rows[-1] if edited is not None else None
-    modes = _modes(overrides, edited_override, {row.name for row in rows if row.mode == off})
+    modes = _modes(overrides, edited_overrides, {row.name for row in rows if row.mode == off})
     on_for_some = {name for by_rule in modes.values() for name, mode in by_rule.items() if mode != off}
     # A rule that is off, and that no override switches on, applies to no request.
     rows = [row for row in rows if row.mode != off or row.name in on_for_some]
-    if edited_override is not None:
+    if key:
         # Of all keys of this kind, the request has this one.
-        kind = _kind(edited_override.key)
-        modes = {key: by_rule for key, by_rule in modes.items() if key == edited_override.key or _kind(key) != kind}
+        modes = {one: by_rule for one, by_rule in modes.items() if one == key or _kind(one) != _kind(key)}
     crowds = (_largest(rows, *request, edited_row, modes) for request in _requests(rows, edited_row))
-    if edited_override is not None:
-        crowds = (crowd for crowd in crowds if edited_override.key in crowd.keys)
+    if key:
+        crowds = (crowd for crowd in crowds if key in crowd.keys)
     largest = max(crowds, default=Crowd(0, "*"))
     return largest if largest.rules > MAX_LIMITS else None
 
 
 def _modes(
-    overrides: QuerySet[KeyOverride], edited: KeyOverride | None, off_rules: Set[str]
+    overrides: QuerySet[KeyOverride], edited: Sequence[KeyOverride], off_rules: Set[str]
 ) -> dict[str, dict[str, str]]:
     """Return the modes that overrides give, by key and rule. Leave out overrides that are over.
 
@@ -112,11 +112,15 @@ def _modes(
     other rule take one that does not enforce it.
     """
     rows = overrides.exclude(mode="").filter(Q(valid_until=None) | Q(valid_until__gt=moments.now())).order_by()
-    if edited is not None and edited.pk is not None:
-        rows = rows.exclude(pk=edited.pk)
-    values = list(rows.values_list("key", "rule", "mode"))
-    if edited is not None and edited.mode:
-        values.append((edited.key, edited.rule, edited.mode))
+    replaced = {row.pk for row in edited if row.pk is not None}
+    values = [
+        *(
+            (key, rule, mode)
+            for pk, key, rule, mode in rows.values_list("pk", "key", "rule", "mode")
+            if pk not in replaced
+        ),
+        *((row.key, row.rule, row.mode) for row in edited if row.mode),
+    ]
     found: dict[str, dict[str, str]] = {}
     for key, rule, mode in values:
         by_rule = found.setdefault(key, {})

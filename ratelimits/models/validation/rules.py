@@ -286,15 +286,23 @@ def _check_crowding(override: KeyOverride, overrides: QuerySet[KeyOverride], rul
     """Raise ValidationError if the override switches on more rules than one request may have."""
     if override.mode in ("", "off") or not rules.filter(name=override.rule, mode="off").exists():
         return
-    using = conf.DATABASE
-    crowd = too_many(rules.using(using), overrides.using(using), edited_override=override)
-    if crowd is not None:
-        message = _(
-            "With this override, %(count)s rules could apply to a request of %(key)s in scope “%(scope)s”. At most"
-            " %(most)s rules may apply to one request. First switch other rules off, or delete them."
-        )
-        shown = {"count": crowd.rules, "key": override.key, "scope": crowd.scope, "most": MAX_LIMITS}
-        raise ValidationError({"mode": message % shown})
+    error = crowding_error(override.key, [override], overrides.using(conf.DATABASE), rules.using(conf.DATABASE))
+    if error:
+        raise ValidationError({"mode": error})
+
+
+def crowding_error(
+    key: str, edited: Sequence[KeyOverride], overrides: QuerySet[KeyOverride], rules: QuerySet[Rule]
+) -> str:
+    """Return an error message if too many rules could apply to a request of this key with these unsaved overrides."""
+    crowd = too_many(rules, overrides, edited_overrides=edited, key=key)
+    if crowd is None:
+        return ""
+    message = _(
+        "With this override, %(count)s rules could apply to a request of %(key)s in scope “%(scope)s”. At most"
+        " %(most)s rules may apply to one request. First switch other rules off, or delete them."
+    )
+    return message % {"count": crowd.rules, "key": key, "scope": crowd.scope, "most": MAX_LIMITS}
 
 
 def _check_overlap(override: KeyOverride, overrides: QuerySet[KeyOverride]) -> None:
