@@ -10,7 +10,7 @@ from django.db.models import Min, Sum
 
 from ratelimits.algorithms.limits import Algorithm, Mode
 from ratelimits.conf import conf
-from ratelimits.identity import Identity
+from ratelimits.identity import Identity, user_of_account
 from ratelimits.models import Alert, KeyOverride, Line
 from ratelimits.reports.periods import SECOND, Period
 from ratelimits.rules import Snapshot
@@ -83,7 +83,7 @@ class MonthlyLimits:
             return
         if row.key_kind == "account":
             yield from self._quotas_of(Identity(account=f"account:{usage.account}"), usage, usage.used, key="")
-        elif row.key_kind in ("caller", "user") and (user := _user_of(usage.account)):
+        elif row.key_kind in ("caller", "user") and (user := user_of_account(usage.account)):
             # The user is the account, so the rule counts all of its usage. The ledger has a part under its API keys.
             used = usage.used + self._used_elsewhere(usage, [user]).get(user, 0)
             yield from self._quotas_of(Identity(user, account=f"account:{usage.account}"), usage, used, user)
@@ -130,13 +130,6 @@ class MonthlyLimits:
         rows = Line.objects.using(self._using).filter(key__in=keys, bin__gte=first, bin__lt=end)
         rows = rows.filter(meter=usage.meter, rule=usage.rule).exclude(account=usage.account)
         return dict(rows.values_list("key").order_by().annotate(used=_USED))
-
-
-def _user_of(account: str) -> str | None:
-    """Return the user who is this account; None if the account is no user."""
-    if account.startswith("user:"):
-        return account
-    return None if conf.ACCOUNT is not None or account.startswith("api_key:") else f"user:{account}"
 
 
 def _identity_of_key(account: str, key: str) -> Identity:

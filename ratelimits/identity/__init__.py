@@ -9,6 +9,7 @@ from ratelimits.identity.requests import (
     identify,
     is_account,
     kinds_in_account,
+    user_of_account,
 )
 from ratelimits.identity.written import NO_CLIENT, with_account
 from ratelimits.naming import NotAName, name_of
@@ -23,5 +24,6 @@ __all__ = [
     "is_account",
     "kinds_in_account",
     "name_of",
+    "user_of_account",
     "with_account",
 ]

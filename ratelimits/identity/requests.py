@@ -276,6 +276,13 @@ def _account_id(value: Any) -> str | None:
     return name_of(value, own)
 
 
+def user_of_account(account: str) -> str | None:
+    """Return the user who is the account with this identifier; None if the account is no user, or perhaps none."""
+    if account.startswith("user:"):
+        return account
+    return None if not account or conf.ACCOUNT is not None or account.startswith("api_key:") else f"user:{account}"
+
+
 def _account_of_user(user_id: int | str) -> str:
     """Return the name of the account of a user who pays for the own requests."""
     name = ledger_name(f"user:{user_id}")

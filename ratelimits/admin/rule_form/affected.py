@@ -16,7 +16,7 @@ from ratelimits.algorithms.limits import Algorithm, Limit
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
 from ratelimits.engine.decide import peek
-from ratelimits.identity import Identity, kinds_in_account
+from ratelimits.identity import Identity, kinds_in_account, user_of_account
 from ratelimits.models import Account, Line, PlanMembership, Rule
 from ratelimits.models.keys import COUNTED, KeyKind
 from ratelimits.models.rule_parts.coverage import Callers
@@ -222,28 +222,57 @@ def _usage_of_keys(rule: Rule, now: int) -> tuple[list[_KeyUsage], bool]:
     # By key and account: the admitted units, by the start of their bin.
     units_of: dict[tuple[str, str], dict[int, int]] = defaultdict(lambda: defaultdict(int))
     lines = list(rows)
+    has_unnamed = False
     for key, account, start, units in lines:
+        has_unnamed |= _is_unnamed(rule, key, account)
         if rule.callers == Callers.AUTHENTICATED and not key.startswith(("user:", "api_key:")):
             continue
-        kind_of_key = key.partition(":")[0]
-        if rule.key_kind in ("global", "account") or kind_of_key in COUNTED[rule.key_kind]:
+        if _counted_key(rule, key, account) is not None:
             units_of[key, account][start] += units
     if rule.group:
-        groups_of = groups.read({key for key, _account in units_of if key.startswith("user:")})
+        users = {pair: _user_of(*pair) for pair in units_of}
+        groups_of = groups.read({user for user in users.values() if user})
         units_of = {
-            (key, account): units for (key, account), units in units_of.items() if rule.group in groups_of.get(key, ())
+            pair: units for pair, units in units_of.items() if rule.group in groups_of.get(users[pair] or "", ())
         }
     was_cut = len(lines) >= MAX_LINES or len(units_of) > MAX_KEYS
     busiest = sorted(units_of, key=lambda pair: -sum(units_of[pair].values()))[:MAX_KEYS]
     usage: dict[str, _KeyUsage] = {}
     for key, account in _limited_by(rule, busiest):
-        if rule.key_kind == "account" and not account:
-            continue
-        counted_key = {"global": GLOBAL_KEY, "account": f"account:{account}"}.get(rule.key_kind, key)
+        counted_key = _counted_key(rule, key, account)
+        assert counted_key is not None
         use = usage.setdefault(counted_key, _KeyUsage(counted_key, account, defaultdict(int)))
         for start, units in units_of[key, account].items():
             use.units[start] += units
-    return list(usage.values()), was_cut and rule.key_kind != KeyKind.GLOBAL
+    return list(usage.values()), (was_cut or has_unnamed) and rule.key_kind != KeyKind.GLOBAL
+
+
+def _user_of(key: str, account: str) -> str | None:
+    """Return the user of a line; None if it has none, or is not known. A line names the API key, if there is one."""
+    return key if key.startswith("user:") else user_of_account(account)
+
+
+def _counted_key(rule: Rule, key: str, account: str) -> str | None:
+    """Return the key under which a rule counts the requests of a line; None if it counts none, or is not known."""
+    if rule.key_kind == KeyKind.GLOBAL:
+        return GLOBAL_KEY
+    if rule.key_kind == KeyKind.ACCOUNT:
+        return f"account:{account}" if account else None
+    if rule.key_kind in (KeyKind.USER, KeyKind.CALLER) and (user := _user_of(key, account)) is not None:
+        return user
+    return key if key.partition(":")[0] in COUNTED[rule.key_kind] else None
+
+
+def _is_unnamed(rule: Rule, key: str, account: str) -> bool:
+    """Return whether a line can have requests that the rule counts under a key that the line does not name."""
+    if rule.key_kind in (KeyKind.GLOBAL, KeyKind.ACCOUNT) or _counted_key(rule, key, account) is not None:
+        return False
+    if key.startswith(("user:", "api_key:")):
+        # The account is the API key itself only if the request has no user.
+        return rule.key_kind == KeyKind.USER and account != key
+    # Requests without an account: of addresses, and of users and API keys to which the project gives no account.
+    by_address = rule.key_kind == KeyKind.CALLER and rule.callers != Callers.AUTHENTICATED
+    return by_address or conf.ACCOUNT is not None
 
 
 def _limited_by(rule: Rule, keys: list[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import Group, User
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -77,6 +78,45 @@ class TestByTheLedger:
         said = "Applies to 1 account of the last 24 hours. 0 of these accounts are above the limit now."
         assert affected(row, row.to_algorithm(), NOW).text == said
 
+    def test_a_user_with_api_keys_is_one_user_with_all_their_usage(self, settings: Any) -> None:
+        used(
+            use("user:1", 3_000, account="1"),
+            use("api_key:7", 3_000, account="1"),
+            use("api_key:8", 5, account="2"),
+            use("api_key:9", 5, account="api_key:9"),
+        )
+        settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": None}
+        # 5 per second with bursts to 10 admits at most 4510 in a bin.
+        assert found(unsaved(key_kind="user")) == (2, 1)
+        assert found(unsaved(key_kind="caller")) == (3, 1)
+        assert found(unsaved(key_kind="caller", callers="authenticated")) == (3, 1)
+        assert found(unsaved(key_kind="api_key")) == (3, 0)
+        team = Group.objects.create(name="team")
+        User.objects.create(pk=2, username="ann").groups.add(team)
+        assert (
+            found(unsaved(key_kind="api_key", group="team")) == found(unsaved(key_kind="user", group="team")) == (1, 0)
+        )
+        settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": lambda request: "2"}
+        # Accounts are perhaps no users, so the users of two API keys are not known.
+        row = unsaved(key_kind="user")
+        assert "Applies to at least 1 key" in affected(row, row.to_algorithm(), NOW).text
+
+    def test_requests_that_the_ledger_does_not_name_can_be_of_more_keys(self, settings: Any) -> None:
+        used(use("user:1", 5, account="1"), use("anonymous", 5))
+        said = {"more": "Applies to at least 1 key", "all": "Applies to 1 key"}
+
+        def text(**fields: Any) -> str:
+            row = unsaved(**fields)
+            return affected(row, row.to_algorithm(), NOW).text.split(" of the")[0]
+
+        for accounts in (None, lambda request: None):
+            settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": accounts}
+            unnamed = "all" if accounts is None else "more"
+            assert text(key_kind="caller") == said["more"]
+            assert text(key_kind="caller", callers="authenticated") == said[unnamed]
+            assert text(key_kind="user") == said[unnamed]
+            assert text(key_kind="global") == said["all"]
+
     def test_what_the_ledger_does_not_keep_is_not_guessed(self) -> None:
         used(use("user:1", 5))
         assert found(unsaved(scope="search")) == (1, None)
@@ -114,7 +154,13 @@ class TestByTheLedger:
         assert "at least 2,000 keys" in result.text
 
     def test_keys_may_be_missing_if_lines_or_keys_were_not_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        used(use("user:1", 5), use("user:1", 5, ago=900), use("user:2", 5, ago=1_800), use("user:3", 5, account="a"))
+        used(
+            use("user:1", 5, account="c"),
+            use("user:1", 5, ago=900, account="c"),
+            use("user:2", 5, ago=1_800, account="b"),
+            use("user:3", 5, account="a"),
+            use("user:4", 5, ago=2_700),
+        )
 
         def text(row: Rule) -> str:
             return affected(row, row.to_algorithm(), NOW).text
@@ -122,14 +168,16 @@ class TestByTheLedger:
         account = unsaved(key_kind="account")
         monkeypatch.setattr(MODULE + ".MAX_LINES", 2)
         assert "at least 2 keys" in text(unsaved())
-        assert "at least 1 account of" in text(account)
+        assert "at least 2 accounts of" in text(account)
         assert "Applies to 1 key of" in text(unsaved(key_kind="global"))
         monkeypatch.setattr(MODULE + ".MAX_LINES", 50)
         monkeypatch.setattr(MODULE + ".MAX_KEYS", 2)
         # The keys that were left out can belong to other accounts.
-        assert "at least 1 account of" in text(account)
+        assert "at least 2 accounts of" in text(account)
         monkeypatch.setattr(MODULE + ".MAX_KEYS", 3)
-        assert "Applies to 3 keys" in text(unsaved())
+        assert "Applies to 3 accounts" in text(account)
+        monkeypatch.setattr(MODULE + ".MAX_KEYS", 4)
+        assert "Applies to 4 keys" in text(unsaved())
 
 
 class TestInRedis:
