@@ -11,7 +11,6 @@ from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
-from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
 from ratelimits.checks import listed
@@ -22,7 +21,7 @@ from ratelimits.models import PeriodUsage, Rule
 from ratelimits.moving.views import FoundView, views
 from ratelimits.quota.answers.client_costs import check_bounds
 from ratelimits.unknown_names import decorated
-from ratelimits.unknown_names.urlconf import decorated_functions
+from ratelimits.unknown_names.urlconf import all_patterns, decorated_functions
 from ratelimits.view_keys import check_key
 
 _THROTTLE = "ratelimits.throttling.QuotaThrottle"
@@ -125,7 +124,7 @@ def check_api_views_of_paths(app_configs: Sequence[AppConfig] | None, **kwargs: 
     if _has_quota_throttle_by_default():
         return []  # A view without this throttle then has its own throttle_classes, or W005 names it.
     left, limited = set[int](), set[int]()
-    patterns = get_resolver().url_patterns if _paths() and getattr(settings, "ROOT_URLCONF", None) else []
+    patterns = all_patterns() if _paths() and getattr(settings, "ROOT_URLCONF", None) else []
     for path, options in paths_with_options(_paths()) if patterns else ():
         below = {id(pattern.callback) for pattern in views_below(patterns, path)}
         (limited if options.get("api_views") else left).update(below)

@@ -11,12 +11,13 @@ from django.apps import AppConfig
 from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.urls import LocalePrefixPattern, URLPattern, URLResolver, get_resolver
+from django.urls import LocalePrefixPattern, URLPattern, URLResolver
 from django.urls.resolvers import RegexPattern, RoutePattern
 from django.utils.functional import Promise
 
 from ratelimits.checks import listed
 from ratelimits.conf import conf
+from ratelimits.unknown_names.urlconf import all_patterns
 
 #: A path that only views for all paths have.
 _NOWHERE = "/ratelimits/no-such-path/"
@@ -36,7 +37,7 @@ def check_paths(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
     paths = _paths()
     if not paths:
         return []
-    patterns = get_resolver().url_patterns
+    patterns = all_patterns()
     catch_alls = set(views_below(patterns, _NOWHERE))
     unknown = [path for path in paths if not _is_known(path, patterns, catch_alls)]
     if not unknown:
@@ -59,7 +60,7 @@ def check_paths(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
 def check_languages_of_paths(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Warn of views in `i18n_patterns` that PATHS limits in some languages only: clients can choose another one."""
     paths = _paths()
-    patterns = get_resolver().url_patterns if paths else []
+    patterns = all_patterns() if paths else []
     languages = _languages(patterns)
     limited = {
         language: {view for path in paths for view in _views_in(patterns, path.removeprefix("/"), language)}

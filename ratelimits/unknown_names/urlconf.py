@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from inspect import isfunction
 from typing import Any
 
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, URLResolver, get_resolver
 
@@ -79,7 +80,7 @@ def _names_in_code() -> _NamesInCode:
     # The middleware limits the paths in PATHS. If PATHS is a list, it names no scopes and no costs.
     all_options = conf.PATHS.values() if isinstance(conf.PATHS, dict) else ()
     of_paths = ((options.get("scope"), options.get("cost"), options.get("key")) for options in all_options)
-    for scope, cost, key in (*_options_of_views(get_resolver().url_patterns), *of_paths, *decorated.all_given()):
+    for scope, cost, key in (*_options_of_views(all_patterns()), *of_paths, *decorated.all_given()):
         if scope is None or isinstance(scope, str):
             names.scopes.add(scope or "*")
         else:
@@ -94,6 +95,13 @@ def _names_in_code() -> _NamesInCode:
             with suppress(ImproperlyConfigured):  # the first request to the view raises this error
                 names.keys |= {source.text for source in sources_of(key)}
     return names
+
+
+def all_patterns() -> list[URLPattern | URLResolver]:
+    """Return the patterns of ROOT_URLCONF, and of the URLconfs that django-tenants uses for some tenants."""
+    of_types = [options.get("URLCONF") for options in (getattr(settings, "TENANT_TYPES", None) or {}).values()]
+    further = {getattr(settings, "PUBLIC_SCHEMA_URLCONF", None), *of_types} - {None, "", settings.ROOT_URLCONF}
+    return [entry for urlconf in (None, *sorted(further)) for entry in get_resolver(urlconf).url_patterns]
 
 
 def _options_of_views(patterns: Iterable[URLPattern | URLResolver]) -> Iterator[tuple[Any, ...]]:

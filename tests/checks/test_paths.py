@@ -27,11 +27,16 @@ def login(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
 
-def warnings(paths: Any, *patterns: Any, **changes: Any) -> list[checks.CheckMessage]:
-    module = types.ModuleType("urls_of_paths")
+def urlconf(name: str, *patterns: Any) -> str:
+    module = types.ModuleType(name)
     module.urlpatterns = list(patterns)  # type: ignore[attr-defined]
-    sys.modules[module.__name__] = module
-    with override_settings(ROOT_URLCONF=module.__name__, RATELIMITS={**settings.RATELIMITS, "PATHS": paths}, **changes):
+    sys.modules[name] = module
+    return name
+
+
+def warnings(paths: Any, *patterns: Any, **changes: Any) -> list[checks.CheckMessage]:
+    root = urlconf("urls_of_paths", *patterns)
+    with override_settings(ROOT_URLCONF=root, RATELIMITS={**settings.RATELIMITS, "PATHS": paths}, **changes):
         clear_url_caches()
         return checks.run_checks(tags=["ratelimits"])
 
@@ -95,6 +100,12 @@ def test_the_path_of_a_project_under_a_prefix_is_written_without_the_prefix() ->
 def test_a_catch_all_view_has_every_path() -> None:
     for everything in (path("<path:rest>", page), re_path("", page), re_path(r"^.*$", page), re_path(r"^(.*)/$", page)):
         assert unknown(["/anything/"], *URLS, everything) == []
+
+
+def test_the_urlconfs_of_tenants_are_searched_too() -> None:
+    of_types = {"public": {"URLCONF": urlconf("urls_of_a_type", path("prices/", page))}, "shop": {}}
+    public = {"PUBLIC_SCHEMA_URLCONF": urlconf("urls_in_public", path("about/", page)), "TENANT_TYPES": of_types}
+    assert unknown(["/about/", "/prices/", "/nowhere/", "/files/"], *URLS, **public) == ["/nowhere/"]
 
 
 def test_static_files_and_media_need_no_view() -> None:
