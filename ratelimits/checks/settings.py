@@ -10,7 +10,7 @@ from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, router
+from django.db import DatabaseError, connections, router
 from redis import ConnectionPool
 from redis.exceptions import RedisError
 
@@ -202,10 +202,30 @@ def check_restored(
 
 @checks.register("ratelimits")
 def check_database(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Return an error if the database of the rules and the ledger cannot have the app's tables."""
-    if _is_invalid("DATABASE") or (problem := refused(conf.DATABASE)) is None:
+    """Return an error if the database of the rules and the ledger cannot have the app's tables.
+
+    Warn if its moments cannot be stored exactly.
+    """
+    if _is_invalid("DATABASE"):
         return []
-    return [checks.Error(problem.reason, hint=problem.advice, id="ratelimits.E014")]
+    if (problem := refused(conf.DATABASE)) is not None:
+        return [checks.Error(problem.reason, hint=problem.advice, id="ratelimits.E014")]
+    return [] if settings.USE_TZ else list(_old_psycopg())
+
+
+def _old_psycopg() -> Iterator[checks.CheckMessage]:
+    """Yield a warning if Django uses psycopg2 for PostgreSQL, in a project with `USE_TZ=False`."""
+    if connections[conf.DATABASE].vendor != "postgresql":
+        return
+    from django.db.backends.postgresql.psycopg_any import is_psycopg3  # without psycopg, it cannot be imported
+
+    if not is_psycopg3:
+        yield checks.Warning(
+            "The project has USE_TZ = False, and Django uses psycopg2: when the clocks are put back, moments of the app"
+            " can be wrong by an hour.",
+            hint="Run `pip install psycopg` (version 3), or set USE_TZ = True.",
+            id="ratelimits.W053",
+        )
 
 
 @checks.register("ratelimits")

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.core import checks
+from django.db import connections
+from django.db.backends.postgresql import psycopg_any
 from django.test import override_settings
 
 from ratelimits.embedded.shared import own_url
@@ -183,3 +185,13 @@ def test_users_in_another_database_whom_no_row_could_name_are_an_error(router: s
 )
 def test_users_in_another_database_whom_rows_can_name_are_none(routers: list[str]) -> None:
     assert messages(DATABASE_ROUTERS=routers) == []
+
+
+def test_psycopg2_is_warned_of_where_django_stores_local_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not [one for one in messages(USE_TZ=False) if one.id == "ratelimits.W053"]
+    monkeypatch.setattr(connections["default"], "vendor", "postgresql")
+    assert not [one for one in messages(USE_TZ=False) if one.id == "ratelimits.W053"]
+    monkeypatch.setattr(psycopg_any, "is_psycopg3", False)
+    (warning,) = [one for one in messages(USE_TZ=False) if one.id == "ratelimits.W053"]
+    assert "Django uses psycopg2" in warning.msg
+    assert not [one for one in messages(USE_TZ=True) if one.id == "ratelimits.W053"]
