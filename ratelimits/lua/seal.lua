@@ -23,12 +23,19 @@ if tonumber(first_sealed or 0) > now then redis.call('HSET', KEYS[1], 'first_sea
 redis.call('HSET', KEYS[1], 'sealed_at', string.format('%.0f', now), 'sealed_clock', ARGV[3] or '')
 -- Each seal renews the time to live of the key `clock`. If the key is gone although, by the caller's clock, less than half
 -- of this time has passed since the last seal, the server's clock has jumped ahead, perhaps only for a moment. Then the
--- caller declares a gap from the last seal until now, and sets the field `jumped` to 0.
+-- caller declares a gap from the last seal until now, and sets the field `jumped` to 0. The data of lasting limits begins
+-- anew in any case (see lasting.lua, which sets `jumped` to 1 if it has noticed first that the key is gone).
 if ARGV[4] then
   local passed = tonumber(ARGV[3]) - (tonumber(sealed_clock or '') or 0)
-  local is_gone = jumped == '0' and redis.call('EXISTS', prefix .. 'clock') == 0
-  if is_gone and passed >= 0 and passed < ARGV[4] * 500 then jumped = sealed_at end
-  redis.call('HSET', KEYS[1], 'jumped', jumped or 0)
+  local is_gone = jumped == '1'
+  if jumped == '0' and redis.call('EXISTS', prefix .. 'clock') == 0 then
+    is_gone = true
+    if redis.call('HEXISTS', KEYS[1], 'data_since') == 1 then
+      redis.call('HSET', KEYS[1], 'data_since', string.format('%.0f', now))
+    end
+  end
+  if is_gone then jumped = passed >= 0 and passed < ARGV[4] * 500 and sealed_at or '0' end
+  redis.call('HSET', KEYS[1], 'jumped', jumped or '0')
   redis.call('SET', prefix .. 'clock', '1', 'PX', ARGV[4])
 end
 return {string.format('%.0f', now), run, id, redis.call('LLEN', prefix .. '${sealed}'), jumped or '0'}

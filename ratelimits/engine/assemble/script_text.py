@@ -132,7 +132,8 @@ class ScriptText(StateLines):
         """Yield the lines that find out whether the state of a lasting limit must be restored from the ledger.
 
         In these lines, `marks >= 2` means that the caller decides the limits of the call for the first time in this run
-        of the server. `lasting` is LimitShape.lasting: if it is 2, a limit without a state is always restored.
+        of the server. `lasting` is LimitShape.lasting: if it is 2, a limit without a state is always restored. If the
+        clock was ahead and has stepped back, the state is perhaps of a later window, without the counts of this window.
         """
         op, lasting = self.shape.op, limit.lasting
         if lasting == "0" or op not in ("try", "restore", "reset"):
@@ -142,8 +143,10 @@ class ScriptText(StateLines):
             yield f"l.lost = {lasting} >= 2 and not l.last"
         else:
             if_needed = "(not l.last or marks >= 2) and " if op == "try" else ""
+            stepped_back = "l.shift > 0 or " if op != "reset" else ""
             charged = "l.last and l.last + l.shift"
-            yield f"l.lost = {if_needed}is_lost({lasting} >= 2, {charged}, l.start, now, {limit.state})"
+            test = f"is_lost({lasting} >= 2, {charged}, l.start, now, {limit.state})"
+            yield f"l.lost = {stepped_back}{if_needed}{test}"
         if op == "try":
             # -3 is LOST in decision.py.
             yield "if l.lost then return write_struct('<i8i8', -3, now) end"

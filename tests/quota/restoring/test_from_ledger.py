@@ -13,14 +13,16 @@ from django.db import OperationalError
 from ratelimits import rules
 from ratelimits.embedded import free_port
 from ratelimits.engine.call import Call
+from ratelimits.engine.clock import clock
 from ratelimits.engine.decide import decide_call
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
-from ratelimits.models import Line, Rule
+from ratelimits.models import DurabilityGap, Line, Rule
 from ratelimits.quota.operating import reset
 from ratelimits.quota.restoring import from_ledger
 from ratelimits.rules import ledger
+from ratelimits.usage.seal import seal
 from tests.support.entry_points import away, begin_afresh, counted
 from tests.support.raw import RawRedis
 from tests.support.rows import rule
@@ -239,6 +241,13 @@ def lose(client: RawRedis) -> None:
     client.flushall()
 
 
+def forget_what_lives(client: RawRedis) -> None:
+    """Delete all keys with a time to live, as Redis does while its clock is far ahead."""
+    for key in client.keys("*"):
+        if client.pttl(key) >= 0:
+            client.delete(key)
+
+
 class TestAfterALoss:
     @pytest.mark.parametrize("new_process", [False, True])
     def test_a_long_calendar_window_continues(self, check: Check, redis_client: RawRedis, new_process: bool) -> None:
@@ -350,6 +359,67 @@ class TestAfterALoss:
         redis_client.hset(meta, "data_since", int(time.time() + 3600) * 10**6)
         another_process()
         assert admitted(check) == 4
+
+    @pytest.mark.parametrize("new_process", [False, True])
+    @pytest.mark.parametrize("in_december", [0, 1, 5])
+    def test_a_clock_that_jumps_into_the_next_month_and_back_admits_no_more_than_the_ledger_leaves(
+        self,
+        check: Check,
+        redis_client: RawRedis,
+        settings: Any,
+        monkeypatch: pytest.MonkeyPatch,
+        new_process: bool,
+        in_december: int,
+    ) -> None:
+        """Jump with states that Redis still has, and with states that it has deleted because their time is over."""
+        settings.RATELIMITS = {**settings.RATELIMITS, "SHARDS": 1}
+        lasting()
+        seal()
+        assert admitted(check, tries=3) == 3
+        (meta,) = redis_client.keys("*:meta")
+        redis_client.hset(meta, "data_since", 1)
+        used(units=3, bin=this_bin())
+        with monkeypatch.context() as jumped:
+            jumped.setattr(clock, "frozen", time.time_ns() // 1000 + 31 * 86_400 * 10**6)
+            if in_december:
+                assert admitted(check, tries=in_december) == in_december
+            else:
+                forget_what_lives(redis_client)
+        if new_process:
+            another_process()
+        # What was spent while the clock was ahead stays spent.
+        assert admitted(check) == 5 - max(3, in_december)
+        assert admitted(check) == 0
+        assert admitted(check, USER._replace(user="user:2")) == 5
+
+    def test_after_a_jump_of_the_clock_each_key_reads_the_ledger_once(
+        self, check: Check, redis_client: RawRedis, asked: list[Any], settings: Any
+    ) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "SHARDS": 1}
+        lasting()
+        seal()
+        check(USER)
+        (meta,) = redis_client.keys("*:meta")
+        redis_client.hset(meta, "data_since", 1)
+        for noticed_by_seal in (False, True):
+            del asked[:]
+            used(units=4, bin=this_bin())
+            forget_what_lives(redis_client)
+            if noticed_by_seal:
+                seal()
+            other = USER._replace(user=f"user:{2 + noticed_by_seal}")
+            assert [check(who).allowed for who in (USER, other, USER, other)] == [
+                not noticed_by_seal,
+                True,
+                False,
+                True,
+            ]
+            assert len(asked) == 2
+            redis_client.hset(meta, "data_since", 1)
+            seal()
+            check(USER._replace(user=f"user:{4 + noticed_by_seal}"))
+            assert len(asked) == 2
+        assert DurabilityGap.objects.filter(kind="clock").count() == 2
 
     def test_callers_without_an_account_begin_at_zero(self, check: Check, asked: list[Any]) -> None:
         lasting(key_kind="caller")
