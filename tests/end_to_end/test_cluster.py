@@ -119,7 +119,7 @@ def frozen(cluster: Cluster, node: int) -> Iterator[None]:
 
 def test_users_of_nodes_that_refuse_info_and_scripts_are_limited(cluster: Cluster) -> None:
     url = as_user(cluster.url)
-    with user_of(cluster.clients, "-info", "-script"), cluster.settings(url):
+    with user_of(cluster.clients, "-info", "-script", "-cluster", "+cluster|slots"), cluster.settings(url):
         limits = [limit("token_bucket", key, capacity=5, period=3600) for key in (*elsewhere(cluster), "user:1")]
         for client in cluster.clients:
             client.script_flush()
@@ -128,8 +128,9 @@ def test_users_of_nodes_that_refuse_info_and_scripts_are_limited(cluster: Cluste
             client.script_flush()
         again = [asyncio.run(engine.adecide(limits, account=ACCOUNT)).allowed for _ in range(4)]
         assert again == [True, False, False, False]
-        current_server().wire.probe()
-        current_server().wire.client.close()
+        server = current_server()
+        server.wire.wire_of(server.keyspace, home(ACCOUNT)).probe()
+        server.wire.client.close()
 
 
 def elsewhere(cluster: Cluster) -> list[str]:

@@ -94,7 +94,8 @@ class _Node(Wire):
     def probe(self) -> None:
         """Raise an error also if the node has started, but does not answer for its slots yet."""
         super().probe()
-        if "cluster_state:ok" not in self._asked("CLUSTER", "INFO"):
+        state = self._asked("CLUSTER", "INFO")
+        if state is not None and "cluster_state:ok" not in state:
             raise NotSent("the node does not serve its slots yet")
 
 

@@ -139,22 +139,23 @@ class Wire:
 
     def probe(self) -> None:
         """Raise an error if the server does not answer, still loads its data, or is a replica."""
-        try:
-            info = self._asked("INFO")
-        except ResponseError as error:
-            if refused(error) is None:
-                raise
-            info = self._asked("EVAL", RUN_SCRIPT.text.decode(), "0")  # fails while the server loads its data
+        info = self._asked("INFO")
+        if info is None:
+            info = self._asked("EVAL", RUN_SCRIPT.text.decode(), "0") or ""  # fails while the server loads its data
         for line, state in (("loading:1", "loads its data"), ("role:slave", "is a replica")):
             if line in info:
                 raise NotSent(f"the server {state}")
 
-    def _asked(self, *command: str) -> str:
-        """Return the reply to a command, which is a text, from a new connection."""
+    def _asked(self, *command: str) -> str | None:
+        """Return the reply to a command, which is a text, from a new connection; None if the server refuses it."""
         connection: Any = self._pool.get_connection(*self._command_name)
         try:
             connection.send_command(*command)
             reply = connection.read_response()
+        except ResponseError as error:
+            if refused(error) is None:
+                raise
+            return None
         finally:
             connection.disconnect()
             self._pool.release(connection)
