@@ -60,11 +60,13 @@ def drain() -> None:
     """Write all sealed batches to the ledger, and add them to the totals by account and period."""
     try:
         with note_run(Task.DRAIN):
-            draining.drain()
+            try:
+                draining.drain()
+            finally:
+                # Also after an error: perhaps only one shard had the error, and the other shards were drained.
+                tallying.tally()
     except (NotFencedError, RedisError) as error:
         logger.warning("Usage could not be drained; the next run of the task tries again: %s", error)
-    # Add to the totals also after an error: perhaps only one shard had the error, and the other shards were drained.
-    tallying.tally()
 
 
 @shared_task(name="ratelimits.finalise", ignore_result=True, acks_late=True)

@@ -15,8 +15,8 @@ from functools import reduce
 from itertools import islice
 from operator import or_
 
-from django.db import IntegrityError, transaction
-from django.db.models import Q, Sum
+from django.db import IntegrityError, InterfaceError, OperationalError, transaction
+from django.db.models import Q
 
 from ratelimits import moments, rules
 from ratelimits.alerts.quantities import AccountUsage, MonthlyLimits, UsedQuota, included
@@ -30,6 +30,7 @@ from ratelimits.models import (
     PeriodUsage,
     ShardState,
 )
+from ratelimits.models.ledger.sums import MAX_TOTAL, ExactSum, is_overflow
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.terms import Terms, TermsBook
 from ratelimits.usage import crash
@@ -135,19 +136,24 @@ def _evaluate(evaluation: _Evaluation, accounts: list[str]) -> list[Alert]:
     oldest = evaluation.now // SECOND - _MAX_AGE
     rows = PeriodUsage.objects.using(evaluation.using).filter(account__in=accounts, period__gt=oldest).order_by()
     totals = rows.values_list("account", "period", "meter", "rule").annotate(
-        used=Sum("admitted_units") - Sum("refunded_units")
+        ExactSum("admitted_units"), ExactSum("refunded_units")
     )
     by_meter: dict[tuple[str, int, str], list[tuple[int, int]]] = {}
-    for account, period, meter, rule, used in totals:
-        by_meter.setdefault((account, period, meter), []).append((rule, used))
+    for account, period, meter, rule, admitted, refunded in totals:
+        by_meter.setdefault((account, period, meter), []).append((rule, admitted - refunded))
     existing = _existing(evaluation, accounts, oldest)
     terms = evaluation.terms.of(accounts)
     raised: list[Alert] = []
     for (account, start, meter), by_rule in sorted(by_meter.items()):
-        period = terms[account].period_from(start * SECOND)
-        if period.end > evaluation.since:
-            usages = [AccountUsage(account, meter, rule, period, used) for rule, used in sorted(by_rule)]
-            raised += _raise_for(evaluation, usages, terms[account], existing)
+        try:
+            period = terms[account].period_from(start * SECOND)
+            if period.end > evaluation.since:
+                usages = [AccountUsage(account, meter, rule, period, used) for rule, used in sorted(by_rule)]
+                raised += _raise_for(evaluation, usages, terms[account], existing)
+        except Exception as error:
+            if isinstance(error, OperationalError | InterfaceError) and not is_overflow(error):
+                raise  # The database failed, not this account.
+            logger.exception("Alerts of account %r cannot be raised; those of other accounts are", account)
     return raised
 
 
@@ -209,7 +215,7 @@ def _alert(evaluation: _Evaluation, usage: AccountUsage, quota: UsedQuota, perce
         period_end=usage.period.end // SECOND,
         threshold=percent,
         basis=quota.basis,
-        used=quota.used,
+        used=min(quota.used, MAX_TOTAL),
         quantity=quota.quantity,
     )
 

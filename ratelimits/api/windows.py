@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from django.db.models import Case, F, IntegerField, Max, Q, Sum, Value, When
+from django.db.models import Case, F, IntegerField, Max, Q, Value, When
 
 from ratelimits.algorithms import calendar
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.models import Line, PeriodUsage
+from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.reports.periods import SECOND, moment
 from ratelimits.reports.terms import Terms, TermsBook
 
@@ -84,7 +85,7 @@ def rows(
     if after is not None:
         lines = lines.filter(_is_after(query, after))
     columns = ("window", "account", "key", "meter")
-    sums = lines.values(*columns).annotate(**{name: Sum(name) for name in _SUMS}).order_by(*columns)
+    sums = lines.values(*columns).annotate(**{name: ExactSum(name) for name in _SUMS}).order_by(*columns)
     page: list[dict[str, Any]] = list(sums[: count + 1])
     last = PagePosition(*(page[count - 1][name] for name in columns)) if len(page) > count else None
     return list(_with_spans(using, query, page[:count])), last

@@ -571,7 +571,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'usage of a period',
                 'verbose_name_plural': 'usage by period',
-                'indexes': [models.Index(fields=['period'], name='ratelimits_period_usage_open')],
+                'indexes': [models.Index(fields=['period'], name='ratelimits_period_usage_open'), models.Index(condition=models.Q(('admitted_requests', 9223372036854775807), ('admitted_units', 9223372036854775807), ('denied_requests', 9223372036854775807), ('shadow_requests', 9223372036854775807), ('refunded_units', 9223372036854775807), _connector='OR'), fields=['account'], name='ratelimits_period_usage_full')],
                 'constraints': [models.UniqueConstraint(fields=('account', 'period', 'meter', 'rule', 'shard'), name='ratelimits_period_usage')],
             },
         ),

@@ -6,6 +6,8 @@ Moments are in microseconds since 1970 UTC where no other unit is given. The end
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from django.db import models
@@ -14,6 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.algorithms.billing_periods import period_name
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.ledger import moment
+from ratelimits.models.ledger.sums import MAX_TOTAL
 from ratelimits.moments.columns import UTCDateTimeField
 
 
@@ -23,6 +26,11 @@ def _day(microseconds: int) -> str:
         return f"{moment(microseconds):%Y-%m-%d}"
     except OverflowError:
         return f"{microseconds} µs"
+
+
+#: The counters of `PeriodUsage`. Each stays at MAX_TOTAL when it reaches it.
+_COUNTERS = ("admitted_requests", "admitted_units", "denied_requests", "shadow_requests", "refunded_units")
+_IS_FULL = reduce(or_, (models.Q(**{name: MAX_TOTAL}) for name in _COUNTERS))
 
 
 class PeriodUsage(models.Model):
@@ -57,10 +65,24 @@ class PeriodUsage(models.Model):
                 fields=["account", "period", "meter", "rule", "shard"], name="ratelimits_period_usage"
             )
         ]
-        indexes = [models.Index(fields=["period"], name="ratelimits_period_usage_open")]
+        indexes = [
+            models.Index(fields=["period"], name="ratelimits_period_usage_open"),
+            # The few rows that are full. The condition must be that of `full`, so that the database uses the index.
+            models.Index(fields=["account"], name="ratelimits_period_usage_full", condition=_IS_FULL),
+        ]
 
     def __str__(self) -> str:
         return f"{self.account} {self.meter} {_day(self.period * 1_000_000)}"
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether a counter has reached the largest number. Its true value is then this number or more."""
+        return any((getattr(self, name) or 0) >= MAX_TOTAL for name in _COUNTERS)
+
+    @classmethod
+    def full(cls, using: str) -> models.QuerySet[PeriodUsage]:
+        """Return the totals that are full (see `is_full`)."""
+        return cls.objects.using(using).filter(_IS_FULL)
 
 
 class Report(models.Model):

@@ -11,10 +11,11 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from django.db import InterfaceError, OperationalError
-from django.db.models import Count, Exists, OuterRef, QuerySet, Sum
+from django.db.models import Count, Exists, OuterRef, QuerySet
 
 from ratelimits.conf import conf
 from ratelimits.models import Account, PushDelivery, PushReceiver, Report
+from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.progress import Progress
 from ratelimits.push.plan import deliveries, unplanned
 from ratelimits.push.receivers import Receiver
@@ -67,7 +68,7 @@ class PushStatus:
 def status(receiver: Receiver, now: datetime, progress: Progress | None = None) -> PushStatus:
     """Return the state of a receiver. `progress` shows how many reports were tried."""
     rows = PushDelivery.objects.using(conf.DATABASE).filter(receiver=receiver.name)
-    sums = rows.order_by("state").values_list("state").annotate(Count("pk"), Sum("overage"))
+    sums = rows.order_by("state").values_list("state").annotate(Count("pk"), ExactSum("overage"))
     state = PushReceiver.objects.using(conf.DATABASE).filter(name=receiver.name).first()
     paused = state.paused_until if state is not None else None
     tried = list(unplanned(receiver)[:_MAX_TRIED])
@@ -88,7 +89,7 @@ def _former(rows: QuerySet[PushDelivery]) -> list[FormerName]:
     """Return the former names of existing accounts, if skipped lines with overage have these names."""
     current = Account.objects.using(conf.DATABASE).filter(identifier=OuterRef("report__account"))
     skipped = rows.filter(state=State.SKIPPED).exclude(report__account="").exclude(Exists(current))
-    sums = skipped.order_by("report__account").values_list("report__account").annotate(Count("pk"), Sum("overage"))
+    sums = skipped.order_by("report__account").values_list("report__account").annotate(Count("pk"), ExactSum("overage"))
     counts = {name: (lines, overage) for name, lines, overage in sums if overage}
     history: Any = Account.history
     records = history.using(conf.DATABASE).filter(identifier__in=list(counts)).order_by("version", "history_id")

@@ -12,12 +12,13 @@ from operator import or_
 from typing import Any
 
 from django.db import connections
-from django.db.models import Max, Min, Q, Sum
+from django.db.models import Max, Min, Q
 from django.db.models.functions import Collate
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.models import Adjustment, Line, Report, ReportLine
+from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.reports.lost_replies import KeyAndMeter
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import ADJUSTMENT, CORRECTION, USAGE, line_id, report_id
@@ -79,7 +80,7 @@ def _joined(group: Group, other: Group) -> Group:
 def _grouped(using: str, condition: Q) -> Iterator[Group]:
     lines = Line.objects.using(using).filter(condition, _USED).values(*GROUP).order_by(*in_order(using, *GROUP))
     sums: Iterator[Group] = lines.annotate(
-        **{name: Sum(name) for name in SUMS},
+        **{name: ExactSum(name) for name in SUMS},
         first_bin=Min("bin"),
         last_bin=Max("bin"),
         first_shard=Min("batch__shard"),
@@ -149,7 +150,9 @@ def allowance_with_reported_units(
     lines = lines.filter(usage_period__in=sorted(start // SECOND for start in periods))
     if before is not None:
         lines = lines.filter(report__lt=before)
-    sums = list(lines.values_list("meter").order_by().annotate(Sum("included_quantity"), Sum("overage_quantity")))
+    sums = list(
+        lines.values_list("meter").order_by().annotate(ExactSum("included_quantity"), ExactSum("overage_quantity"))
+    )
     return Allowance(included, {name: used for name, used, _over in sums}, {name: over for name, _used, over in sums})
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from django.db.models import Sum
-
 from ratelimits.models import PeriodUsage
+from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.reports.periods import SECOND, Period
 from ratelimits.reports.terms import Terms
 
@@ -37,7 +36,7 @@ def present_usage(using: str, account: str, terms: Terms, now: int) -> tuple[Per
     """
     period = terms.period(now)
     rows = PeriodUsage.objects.using(using).filter(account=account, period=period.start // SECOND)
-    sums = rows.values_list("meter").order_by().annotate(Sum("admitted_units"), Sum("refunded_units"))
+    sums = rows.values_list("meter").order_by().annotate(ExactSum("admitted_units"), ExactSum("refunded_units"))
     used = {meter: admitted - refunded for meter, admitted, refunded in sums}
     meters = sorted(used.keys() | terms.included.keys())
     return period, [MeterUse(meter, used.get(meter, 0), terms.included.get(meter, 0)) for meter in meters]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from django.db.models import Q, QuerySet, Sum
+from django.db.models import Q, QuerySet
 
-from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.algorithms.parsing import MAX_PERMITS, MICROSECONDS
 from ratelimits.conf import conf
 from ratelimits.models.ledger import Line
+from ratelimits.models.ledger.sums import ExactSum
 
 
 class LedgerQuery(NamedTuple):
@@ -34,8 +35,9 @@ class LedgerQuery(NamedTuple):
 
 def read(query: LedgerQuery) -> int:
     """Return the number of units that were admitted and not refunded, at least 0."""
-    sums = lines_of(query).aggregate(admitted=Sum("admitted_units"), refunded=Sum("refunded_units"))
-    return max((sums["admitted"] or 0) - (sums["refunded"] or 0), 0)
+    sums = lines_of(query).aggregate(admitted=ExactSum("admitted_units"), refunded=ExactSum("refunded_units"))
+    # No capacity is larger than MAX_PERMITS. The script, which counts in doubles, needs to know no more than that.
+    return min(max((sums["admitted"] or 0) - (sums["refunded"] or 0), 0), MAX_PERMITS + 1)
 
 
 def lines_of(query: LedgerQuery) -> QuerySet[Line]:

@@ -21,6 +21,7 @@ from ratelimits.models import (
     DurabilityGap,
     GapKind,
     KeyOverride,
+    PeriodUsage,
     ProcessTotal,
     PushDelivery,
     PushReceiver,
@@ -91,7 +92,7 @@ def facts(reading: RedisReading | None = None) -> list[Fact]:
     rows = list(policies.annotate(count=Count("pk"), billing=Count("pk", filter=Q(bills=True))))
     has_billing_rule = any(billing for _policy, _count, billing in rows)
     version, _complete = ConfigVersion.read(using)
-    quarantine = _quarantine(using)
+    quarantine, full = _quarantine(using), _full(using)
     watermark, gaps = _watermark(using, has_billing_rule, now), _gaps(using)
     identities = _identities(using, now)
     crowding = list(_crowding(using))
@@ -106,6 +107,7 @@ def facts(reading: RedisReading | None = None) -> list[Fact]:
         watermark,
         *_batches(redis),
         quarantine,
+        full,
         gaps,
         *deliveries,
         *tasks,
@@ -325,6 +327,17 @@ def _quarantine(using: str) -> Fact:
     level = Level.RED if unresolved else Level.GREEN
     query = {"resolved_at__isempty": "1"}
     return Fact("quarantine", _("Quarantined batches"), level, _count_text(unresolved), hint, "quarantinedbatch", query)
+
+
+def _full(using: str) -> Fact:
+    """Return the fact about totals that have reached the largest number that they can store."""
+    names = sorted(set(PeriodUsage.full(using).order_by().values_list("account", flat=True)[:_MAX_COUNT]))
+    if not names:
+        return Fact("full", _("Full totals"), Level.GREEN, "0")
+    hint = _("A period of these accounts has more usage than a total can store, and is never closed: %(accounts)s.") % {
+        "accounts": ", ".join(name or _("anonymous") for name in names[:5]) + (", …" if names[5:] else "")
+    }
+    return Fact("full", _("Full totals"), Level.RED, f"{len(names):,}", hint, "periodusage")
 
 
 def _count(rows: QuerySet[AlertDelivery] | QuerySet[PushDelivery] | QuerySet[QuarantinedBatch]) -> int:

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from heapq import nlargest
 from typing import Generic, Literal, TypeVar
 
-from django.db.models import Q, Sum
+from django.db.models import Q
 
 from ratelimits.conf import conf
 from ratelimits.models import KeyTotal, ProcessTotal, Rule, RuleTotal
+from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.models.status.totals import DAY, FIVE_DAYS, HOUR, QUARTER, SIX_HOURS, SUMS
 
 T = TypeVar("T")
@@ -115,10 +116,10 @@ def usage_over_time(window: Window, meter: str = "") -> UsageOverTime:
     using = conf.DATABASE
     by_meter: dict[str, dict[int, Counter[Kind]]] = defaultdict(lambda: defaultdict(Counter))
     rows = RuleTotal.objects.using(using).filter(span=window.step, start__gte=window.start).order_by()
-    for name, start, *sums in rows.values_list("meter", "start").annotate(*(Sum(column) for column in SUMS)):
+    for name, start, *sums in rows.values_list("meter", "start").annotate(*(ExactSum(column) for column in SUMS)):
         by_meter[name][start].update(dict(zip(KINDS, sums, strict=False)))
     unmetered = ProcessTotal.objects.using(using).filter(kind="unmetered", bin__gte=window.start).order_by()
-    for name, start, requests in unmetered.values_list("meter", "bin").annotate(Sum("requests")):
+    for name, start, requests in unmetered.values_list("meter", "bin").annotate(ExactSum("requests")):
         by_meter[name][start // window.step * window.step]["unmetered"] += requests
     meters = {name: sum(sum(counts.values()) for counts in steps.values()) for name, steps in by_meter.items()}
     meters = dict(sorted(meters.items(), key=lambda pair: (-pair[1], pair[0])))
@@ -140,7 +141,7 @@ def usage_over_time(window: Window, meter: str = "") -> UsageOverTime:
 def _tops(using: str, window: Window, meter: str) -> dict[Kind, dict[Dimension, tuple[Entry, ...]]]:
     accounts, keys, rules = _Sums[str](), _Sums[tuple[str, str]](), _Sums[int]()
     rows = KeyTotal.objects.using(using).filter(window.key_totals(), meter=meter).order_by()
-    subjects = rows.values_list("account", "key", "rule").annotate(*(Sum(column) for column in SUMS))
+    subjects = rows.values_list("account", "key", "rule").annotate(*(ExactSum(column) for column in SUMS))
     for account, key, rule, *sums in subjects.iterator(chunk_size=5_000):
         for kind, requests in zip(KINDS, sums, strict=False):
             if requests:
@@ -148,7 +149,7 @@ def _tops(using: str, window: Window, meter: str) -> dict[Kind, dict[Dimension, 
                 keys.add(kind, (account, key), requests, rule)
                 rules.add(kind, rule, requests, 0)
     unmetered = ProcessTotal.objects.using(using).filter(kind="unmetered", bin__gte=window.start, meter=meter)
-    for account, key, requests in unmetered.order_by().values_list("account", "key").annotate(Sum("requests")):
+    for account, key, requests in unmetered.order_by().values_list("account", "key").annotate(ExactSum("requests")):
         accounts.add("unmetered", account, requests, 0)
         keys.add("unmetered", (account, key), requests, 0)
     return {

@@ -30,6 +30,7 @@ _GAUGES = {
     "backlog_batches": "{batch}",
     "watermark_age_seconds": "s",
     "quarantined_batches": "{batch}",
+    "full_totals": "{total}",
     "gaps": "{gap}",
     "unmetered_requests_day": "{request}",
     "unanswered_requests_day": "{request}",

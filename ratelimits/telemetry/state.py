@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 from ratelimits.conf import conf
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.logs import bounded
-from ratelimits.models import DurabilityGap, GapKind, QuarantinedBatch, ShardState
+from ratelimits.models import DurabilityGap, GapKind, PeriodUsage, QuarantinedBatch, ShardState
 from ratelimits.models.ledger.gaps import ProcessTotal
 from ratelimits.status.redis_state import read_redis
 
@@ -82,6 +82,8 @@ def _ledger() -> list[Reading]:
     quarantined = QuarantinedBatch.objects.using(using).filter(resolved_at=None).count()
     meaning = "Batches that cannot be written to the ledger, and wait for a person's decision"
     found.append(Reading("quarantined_batches", meaning, quarantined))
+    meaning = "Totals of usage that reached the largest number, 2^63 - 1: their periods are never closed"
+    found.append(Reading("full_totals", meaning, PeriodUsage.full(using).count()))
     gaps = dict(
         DurabilityGap.objects.using(using)
         .filter(recovered_at=None, acknowledged_at=None, harmless=False)

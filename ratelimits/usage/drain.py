@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import redis
-from django.db import connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.conf import conf
@@ -28,6 +28,7 @@ from ratelimits.engine.assemble import scripts
 from ratelimits.engine.run import read_run
 from ratelimits.engine.server import Server, current_server, on_each
 from ratelimits.models.ledger import Batch, QuarantinedBatch, ShardState, moment
+from ratelimits.models.ledger.sums import is_overflow
 from ratelimits.progress import Progress
 from ratelimits.usage import crash, gaps, watermark
 from ratelimits.usage.apply import BatchOutcome, apply, quarantine
@@ -60,8 +61,8 @@ class DrainResult:
     fsync: str = ""
     #: The days (UTC) for which reports name the promise `fsync`.
     declared: set[date] = field(default_factory=set)
-    #: By shard: the error with which the server answered a command about this shard.
-    refused: dict[int, ResponseError] = field(default_factory=dict)
+    #: By shard: the error with which the server answered a command about this shard, or the database refused its batch.
+    refused: dict[int, Exception] = field(default_factory=dict)
     #: The runs of the servers that answered after the batches were listed. (A run is the time from a start of a server
     #: until its restart.) If a shard has a new run, but its former run is among these runs, its former server did not
     #: restart: the shard was moved to another node, and lost nothing.
@@ -84,7 +85,8 @@ def drain(now: int | None = None, progress: Progress | None = None) -> DrainResu
 
     Raise NotFencedError if a server could still lose the batches that were read. Raise redis.exceptions.RedisError if a
     server does not answer. Raise it also if a server answers with an error for one shard, after all other shards were
-    drained. After any error, the next drain writes the batches that are not in the ledger yet.
+    drained. Raise django.db.DatabaseError in the same way if the database refuses a batch. After any error, the next
+    drain writes the batches that are not in the ledger yet.
     """
     server, using, result = current_server(), conf.DATABASE, DrainResult()
     shards = range(server.keyspace.shards)
@@ -291,7 +293,9 @@ def _drain_shards(server: Server, using: str, batches: Iterable[_ReadBatch], res
             continue
         try:
             outcome = _drain_batch(server, using, read, result)
-        except ResponseError as error:
+        except (ResponseError, DatabaseError) as error:
+            if isinstance(error, OperationalError) and not is_overflow(error):
+                raise  # The database failed, not this shard.
             result.refused[pending.shard] = error
             continue
         result.outcomes[outcome] += 1

@@ -12,6 +12,7 @@ from django.db import connections, transaction
 from django.db.models import F
 
 from ratelimits.models.ledger import Batch, Line, ShardState
+from ratelimits.models.ledger.sums import saturating_add, saturating_sum
 from ratelimits.models.status.totals import (
     DAY,
     FIVE_DAYS,
@@ -79,16 +80,16 @@ def _add_where(using: str, where: str, values: Sequence[Any], now: int, progress
     kinds = [(model, span, counters, names) for model, spans, names in _TABLES for span, counters in spans.items()]
     for model, span, counters, names in (progress or Progress()).counted("kinds of totals", kinds, len(kinds)):
         table, subject = quote(model._meta.db_table), [quote(name) for name in names]
-        set_sums = ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in sums)
+        set_sums = ", ".join(saturating_add(table, name) for name in sums)
         start = f"{quote('bin')} / {span} * {span}"
-        new_sums = [f"SUM({quote(name)})" if name in counters else "0" for name in SUMS]
+        new_sums = [saturating_sum(connection.vendor, quote(name)) if name in counters else "0" for name in SUMS]
         # ORDER BY: two transactions then lock rows in the same order, so they cannot deadlock.
         statement = (
             f"INSERT INTO {table} ({quote('span')}, {quote('start')}, {', '.join([*subject, *sums])})"  # noqa: S608
             f" SELECT {span}, {start}, {', '.join([*subject, *new_sums])}"
             f" FROM {lines} WHERE {where} AND {quote('bin')} >= %s"
             f" GROUP BY {', '.join([start, *subject])}"
-            f" HAVING {' + '.join(new_sums)} > 0"
+            f" HAVING {' OR '.join(f'MAX({quote(name)}) > 0' for name in counters)}"
             f" ORDER BY {', '.join([start, *subject])}"
             f" ON CONFLICT ({quote('span')}, {quote('start')}, {', '.join(subject)}) DO UPDATE SET {set_sums}"
         )

@@ -1,23 +1,28 @@
 """Tallying: add the usage in a shard's new batches to the totals of billing periods and of short spans of time.
 
 The totals, and the position up to which the shard was tallied, are changed in one transaction, under the lock of the
-shard's row.
+shard's row. A total that does not fit in its column stays at the largest number (MAX_TOTAL): then its period is not
+closed, but the shard's other usage is tallied.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from functools import reduce
 from operator import or_
 
-from django.db import connections, transaction
-from django.db.models import F, Max, Q, Sum
+from django.db import InterfaceError, OperationalError, connections, transaction
+from django.db.models import F, Max, Q
 
 from ratelimits.conf import conf
 from ratelimits.models import Batch, Line, PeriodUsage, ShardState
 from ratelimits.models.kept import period_ends
+from ratelimits.models.ledger.sums import MAX_TOTAL, ExactSum, saturating_add
 from ratelimits.progress import Progress
 from ratelimits.usage import crash, span_totals
+
+logger = logging.getLogger(__name__)
 
 #: The counters that are added up for each billing period.
 _SUMS = ("admitted_requests", "admitted_units", "denied_requests", "shadow_requests", "refunded_units")
@@ -29,14 +34,23 @@ def tally(progress: Progress | None = None, *, wait: bool = False) -> int:
     """Add all batches that are not tallied yet to the totals. Return how many batches were added.
 
     `progress` shows how many shards are done. If `wait` is true, wait for a shard that another process has locked.
-    Otherwise leave such a shard out.
+    Otherwise leave such a shard out. If a shard cannot be tallied, tally the others, and then raise its error.
     """
     using, count = conf.DATABASE, 0
+    failed: list[Exception] = []
     untallied = ShardState.objects.using(using).filter(position__gt=F("tallied"))
     shards = list(untallied.values_list("shard", flat=True))
     for shard in (progress or Progress()).counted("shards", shards, len(shards)):
-        while tallied := _tally_shard(using, shard, wait=wait):
-            count += tallied
+        try:
+            while tallied := _tally_shard(using, shard, wait=wait):
+                count += tallied
+        except Exception as error:
+            if isinstance(error, OperationalError | InterfaceError) and not connections[using].is_usable():
+                raise  # The database does not answer, so no other shard can be tallied.
+            failed.append(error)
+            logger.exception("Shard %02d cannot be tallied; other shards are tallied", shard)
+    if failed:
+        raise failed[0]
     return count
 
 
@@ -68,13 +82,13 @@ def _add(using: str, shard: int, batches: list[Batch]) -> None:
         .filter(ranges)
         .values_list("account", "period", "meter", "rule")
         .order_by()
-        .annotate(*(Sum(name) for name in _SUMS), Max("bin"))
+        .annotate(*(ExactSum(name) for name in _SUMS), Max("bin"))
     )
     columns = ("account", "period", "meter", "rule", *_SUMS, "shard", "position", "period_end")
     connection = connections[using]
     quote = connection.ops.quote_name
     table = quote(PeriodUsage._meta.db_table)
-    sums = ", ".join(f"{quote(name)} = {table}.{quote(name)} + excluded.{quote(name)}" for name in _SUMS)
+    sums = ", ".join(saturating_add(table, quote(name)) for name in _SUMS)
     # If a row has an end of its period (`period_end`), it keeps this end.
     statement = (
         f"INSERT INTO {table} ({', '.join(map(quote, columns))}) VALUES ({', '.join(['%s'] * len(columns))})"  # noqa: S608
@@ -91,8 +105,8 @@ def _add(using: str, shard: int, batches: list[Batch]) -> None:
         last_bins[account, period] = max(last_bin, last_bins.get((account, period), 0))
     ends = period_ends(using, last_bins)
     values = [
-        (account, period, *meter_rule_sums, shard, position, ends.get((account, period)))
-        for account, period, *meter_rule_sums, _last_bin in totals
+        (*subject, *(min(total, MAX_TOTAL) for total in counts), shard, position, ends.get(subject[:2]))
+        for subject, counts in ((row[:4], row[4:-1]) for row in totals)
     ]
     with connection.cursor() as cursor:
         cursor.executemany(statement, values)

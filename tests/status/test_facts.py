@@ -90,7 +90,7 @@ def test_all_is_green_while_a_worker_runs() -> None:
     run_all()
     levels = {name: fact.level for name, fact in found().items()}
     assert levels == dict.fromkeys(levels, Level.GREEN)
-    assert len(levels) == 17
+    assert len(levels) == 18
     assert worst(facts()) is Level.GREEN
 
 

@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain as chained
 from typing import Any
 
-from django.db.models import Sum
 from django.utils.translation import gettext as _
 
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment, Report, ReportLine
+from ratelimits.models.ledger.sums import MAX_TOTAL, ExactSum
 from ratelimits.reports import amounts, signing
 from ratelimits.reports.adjusting import check_sizes
 from ratelimits.reports.billing_periods import BillingPeriod
@@ -43,6 +43,10 @@ from ratelimits.reports.terms.price_book import RecordedPrices
 
 #: For each shard, the position of a batch.
 Positions = Mapping[str, int]
+
+
+class TooLargeError(ValueError):
+    """Raised if a period has more usage than a report can state."""
 
 
 class Closing:
@@ -80,7 +84,7 @@ class Closing:
         check_sizes(self._data.adjustments(self.account))
         closed = (period for period in self.periods.billing_periods if period.closed)
         # The closed periods with late usage that is not on a report yet, by their starts.
-        late = {period.start: period for period in closed if self._has_late_usage(period)}
+        late = {period.start: period for period in closed if self._has_late_usage(period) and not self._is_full(period)}
         written = []
         for billing_period in self.periods.billing_periods:
             if only is not None and (billing_period.closed or billing_period.start not in only):
@@ -95,7 +99,7 @@ class Closing:
                     del late[billing_period.start]
             elif billing_period.end <= self._now:
                 period = self.periods.period(billing_period)
-                if not self.open_because(period):
+                if not self.open_because(period) and not self._is_full(billing_period):
                     # The new report also gets the late usage of earlier periods that need no version of their own.
                     late_periods = [other for start, other in late.items() if start < billing_period.start]
                     late_periods = [other for other in late_periods if not self._needs_new_version(other)]
@@ -152,12 +156,27 @@ class Closing:
             return _("%(error)s: restore it from a backup, or close by force") % {"error": error}
         try:
             self.check(period)
+        except TooLargeError as error:
+            return str(error)
         except ValueError as error:
             return _("%(error)s: correct it") % {"error": error}
         return ""
 
+    def _is_full(self, period: BillingPeriod | Period) -> bool:
+        """Return whether the period has more usage than a total can store. Then no report can state its usage."""
+        return any(usage.is_full and period.start <= usage.period * SECOND < period.end for usage in self._usage)
+
     def check(self, period: Period) -> None:
-        """Raise ValueError for an invalid price of the period or an invalid adjustment of the account."""
+        """Raise ValueError for an invalid price of the period or an invalid adjustment of the account.
+
+        Raise TooLargeError if the period has more usage than a report can state.
+        """
+        if self._is_full(period):
+            text = _(
+                "its usage is above %(most)s, the largest number that a report can state, so it is never closed: bill"
+                " it by hand, from the lines of the ledger"
+            )
+            raise TooLargeError(text % {"most": f"{MAX_TOTAL:,}"})
         self.plan_prices(period.start, period.end)
         check_sizes(self._data.adjustments(self.account))
 
@@ -196,7 +215,7 @@ class Closing:
         self._writer.flush()
         lines = ReportLine.objects.using(self._using).filter(report__account__in=other_names, report__gt=after_pk)
         lines = lines.filter(usage_period__gte=start // SECOND, usage_period__lt=end // SECOND)
-        return Counter(dict(lines.values_list("meter").order_by().annotate(Sum("included_quantity"))))
+        return Counter(dict(lines.values_list("meter").order_by().annotate(ExactSum("included_quantity"))))
 
     def _not_used_by_other_names(
         self, included: Mapping[str, int], billing_period: BillingPeriod, after_pk: int = 0
@@ -226,7 +245,7 @@ class Closing:
         """Return the lost replies of a closed period that are not on its report, by key and meter."""
         self._writer.flush()
         lines = ReportLine.objects.using(self._using).filter(report__in=versions, unknown_count__gt=0).order_by()
-        sums = lines.values_list("key", "meter").annotate(Sum("unknown_count"))
+        sums = lines.values_list("key", "meter").annotate(ExactSum("unknown_count"))
         reported = Counter({(key, meter): count for key, meter, count in sums})
         first = versions[0]
         lost: Counter[KeyAndMeter] = self._data.lost_replies(self.account, first.period_start, first.period_end)

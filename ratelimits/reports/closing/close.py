@@ -23,6 +23,7 @@ from django.db.models import F, Q
 from ratelimits.conf import conf
 from ratelimits.engine.keys import account_shard, shard_of
 from ratelimits.models import Account, ChainMark, PeriodUsage, Report, ShardState
+from ratelimits.models.ledger.sums import is_overflow
 from ratelimits.progress import Progress
 from ratelimits.reports.adjusting import unreported
 from ratelimits.reports.closing.account import Closing
@@ -131,11 +132,6 @@ def _close_each(using: str, names: list[str], now: int, with_new_gaps: Starts, f
         failed.add(names[0])
         logger.exception("Account %r cannot be closed; other accounts are closed", names[0])
         return []
-
-
-def is_overflow(error: Exception) -> bool:
-    """Return whether a sum was too large for SQLite. On PostgreSQL this error is not an OperationalError."""
-    return "integer overflow" in str(error)
 
 
 def close_together(

@@ -19,7 +19,7 @@ from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.models import DurabilityGap, GapKind, PeriodUsage, Report, ShardState
 from ratelimits.reports.adjusting import unreported
 from ratelimits.reports.billing_periods import BillingPeriod
-from ratelimits.reports.closing.account import Closing
+from ratelimits.reports.closing.account import Closing, TooLargeError
 from ratelimits.reports.closing.account_periods import SHORTEST_MONTH
 from ratelimits.reports.closing.close import ended, mark_as_reported, shards_of, shards_to_lock
 from ratelimits.reports.closing.closing_data import ClosingData
@@ -250,6 +250,8 @@ def _forcible(closing: Closing, start: int, now: int) -> tuple[BillingPeriod, Pe
         period = None if billing_period is None else closing.periods.period(billing_period)
         if period is not None:
             closing.check(period)
+    except TooLargeError as error:
+        raise NotForcedError(str(error)) from error
     except ValueError as error:
         raise NotForcedError(f"{error}: correct it first") from error
     if billing_period is None or period is None:

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from django.db.models import Sum
-
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment, ReportLine
+from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.pricing.money import ZERO
 from ratelimits.pricing.prices import NO_UNITS, Units
 from ratelimits.reports.adjusting import start_of
@@ -155,7 +154,7 @@ def _final(
     lines = ReportLine.objects.using(using).filter(report__account=adjustment.account, charge_category=USAGE)
     periods = sorted(start // SECOND for start in billing_period.members)
     sums = lines.filter(usage_period__in=periods, meter=adjustment.meter).aggregate(
-        consumed=Sum("consumed_quantity"), refunded=Sum("refunded_quantity")
+        consumed=ExactSum("consumed_quantity"), refunded=ExactSum("refunded_quantity")
     )
     used = (sums["consumed"] or 0) - (sums["refunded"] or 0)
     names = newest.prices.get("names", ())

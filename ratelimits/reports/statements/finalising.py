@@ -17,7 +17,8 @@ from django.db import InterfaceError, OperationalError
 
 from ratelimits.conf import conf
 from ratelimits.models import Report
-from ratelimits.reports.closing.close import close_together, in_chunks, is_overflow
+from ratelimits.models.ledger.sums import is_overflow
+from ratelimits.reports.closing.close import close_together, in_chunks
 from ratelimits.reports.statements.meter_totals import MeterTotal, meter_totals
 
 logger = logging.getLogger(__name__)

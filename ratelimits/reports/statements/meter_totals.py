@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
-from django.db.models import Sum
-
 from ratelimits.models import ReportLine
+from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.reports.rows import CORRECTION
 
 _SUMS = ("consumed_quantity", "refunded_quantity", "included_quantity", "overage_quantity")
@@ -43,7 +42,7 @@ def meter_totals(using: str, reports: Iterable[int]) -> dict[int, list[MeterTota
     Lines that correct closed periods have separate totals. A version has no entry if none of its lines has a meter.
     """
     lines = ReportLine.objects.using(using).filter(report__in=list(reports)).exclude(meter="").order_by()
-    sums = lines.values_list("report", "meter", "charge_class").annotate(*(Sum(name) for name in _SUMS))
+    sums = lines.values_list("report", "meter", "charge_class").annotate(*(ExactSum(name) for name in _SUMS))
     by_report: dict[int, list[MeterTotal]] = defaultdict(list)
     for report, meter, charge_class, consumed, refunded, included, overage in sums:
         corrects = charge_class == CORRECTION

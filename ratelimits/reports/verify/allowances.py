@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from django.db.models import Max, Sum
+from django.db.models import Max
 
 from ratelimits.models import PeriodUsage, Report, ReportLine
+from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.reports.billing_periods import billing_starts
 from ratelimits.reports.build import Allowance, allowance_with_reported_units
 from ratelimits.reports.periods import SECOND
@@ -66,6 +67,8 @@ class ReportAllowances:
         lines = ReportLine.objects.using(self._using).filter(
             report__account=report.account, report__period_start=report.period_start, report__version__lt=report.version
         )
-        sums = list(lines.values_list("meter").order_by().annotate(Sum("included_quantity"), Sum("overage_quantity")))
+        sums = list(
+            lines.values_list("meter").order_by().annotate(ExactSum("included_quantity"), ExactSum("overage_quantity"))
+        )
         used = {meter: included for meter, included, _overage in sums}
         return Allowance(report.included, used, {meter: overage for meter, _included, overage in sums})

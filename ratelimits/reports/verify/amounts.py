@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from django.db.models import Sum
-
 from ratelimits.models import PlanPrice, Report, ReportLine
+from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.reports.amounts import Totals, billing_period_of, recorded_prices, reports_that_share_prices
 from ratelimits.reports.periods import SECOND
 
@@ -63,7 +62,9 @@ def _amounts(using: str, report: Report, earlier: list[Report]) -> dict[str, Any
     totals = Totals(report, earlier)
     if report.prices:
         lines = ReportLine.objects.using(using).filter(report=report).order_by()
-        sums = lines.values_list("usage_period", "meter").annotate(Sum("included_quantity"), Sum("overage_quantity"))
+        sums = lines.values_list("usage_period", "meter").annotate(
+            ExactSum("included_quantity"), ExactSum("overage_quantity")
+        )
         for period, meter, included, overage in sums:
             totals.add_units(str(period), meter, included, overage)
     return totals.amounts()

@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from django.db.models import Exists, Model, OuterRef, QuerySet, Sum
+from django.db.models import Exists, Model, OuterRef, QuerySet
 
 from ratelimits.models import (
     Adjustment,
@@ -26,6 +26,7 @@ from ratelimits.models import (
     Report,
     ReportLine,
 )
+from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.progress import Progress
 from ratelimits.reports.build import CHUNK, in_order
 from ratelimits.reports.closing.labelled import adjustments_of
@@ -126,7 +127,7 @@ def reports(using: str, month: str, progress: Progress | None = None) -> Iterato
     sums = ReportLine.objects.using(using).filter(report__label=month).values_list("report", "meter").order_by()
     totals: dict[int, dict[str, list[int]]] = {}
     for report, meter, *counts in counted(
-        progress, "totals of reports", sums.annotate(*(Sum(name) for name in _TOTALS))
+        progress, "totals of reports", sums.annotate(*(ExactSum(name) for name in _TOTALS))
     ):
         totals.setdefault(report, {})[meter] = counts
     for row in listed:
@@ -244,7 +245,11 @@ def process_totals(using: str, start: int, end: int, progress: Progress | None =
     """
     columns = ("kind", "bin", "account", "key", "meter")
     rows = ProcessTotal.objects.using(using).filter(bin__gte=start // SECOND, bin__lt=end // SECOND)
-    sums = rows.values_list(*columns).order_by(*in_order(using, *columns)).annotate(Sum("requests"), Sum("units"))
+    sums = (
+        rows.values_list(*columns)
+        .order_by(*in_order(using, *columns))
+        .annotate(ExactSum("requests"), ExactSum("units"))
+    )
     digests: dict[tuple[str, int], Any] = {}
     for row in counted(progress, "process totals", sums):
         kind, start_of_bin, *_values = row

@@ -13,11 +13,10 @@ from functools import lru_cache
 from itertools import groupby, islice
 from typing import Any
 
-from django.db.models import Sum
-
 from ratelimits.algorithms.calendar import boundaries
 from ratelimits.models import Account, KeptPeriod, PeriodUsage, Plan, PlanPrice, Report, ReportLine
 from ratelimits.models.keys import key_shard
+from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.models.raw.adoption import ADOPTION_REASONS, never_recorded
 from ratelimits.reports.included import Included, IncludedBook
 from ratelimits.reports.periods import SECOND, Period, iso
@@ -180,7 +179,7 @@ def _matches(using: str, report: Report, expected: Included, start: int, end: in
     if expected.shared:
         lines = ReportLine.objects.using(using).filter(report__account__in=expected.shared, report__lt=report.pk)
         lines = lines.filter(usage_period__gte=start // SECOND, usage_period__lt=end // SECOND)
-        used.update(dict(lines.values_list("meter").order_by().annotate(Sum("included_quantity"))))
+        used.update(dict(lines.values_list("meter").order_by().annotate(ExactSum("included_quantity"))))
     included: Any = {meter: quantity - used[meter] for meter, quantity in expected.included.items()}
     return bool(report.included == included)
 

@@ -17,10 +17,11 @@ from itertools import groupby
 from typing import Any
 
 from django.db import connections, transaction
-from django.db.models import Count, Max, Sum
+from django.db.models import Count, Max
 
 from ratelimits.models import ArchivedRange, ChainMark, Line, PeriodUsage, Report, ShardState
 from ratelimits.models.kept import period_ends
+from ratelimits.models.ledger.sums import MAX_TOTAL, ExactSum
 from ratelimits.reports.build import CHUNK, SUMS, between, in_order
 from ratelimits.reports.periods import MAX_LENGTH, SECOND, iso
 from ratelimits.reports.verify.report import has_readable_positions
@@ -44,8 +45,11 @@ def verify_totals(using: str, *sources: str, checked: Counter[str] | None = None
     checked = Counter() if checked is None else checked
     for account in _accounts(using, databases, {}):
         checked["totals"] += len(account.usage)
-        if account.findings():
-            yield from _confirmed(using, databases, account)
+        try:
+            findings = _confirmed(using, databases, account) if account.findings() else []
+        except (ArithmeticError, ValueError, TypeError) as error:
+            findings = [f"the totals of {account.name or 'anonymous'} cannot be verified: {error!r}"]
+        yield from findings
     yield from _verify_marks(using, checked)
 
 
@@ -119,7 +123,7 @@ def _sums(using: str, states: dict[str, int], filters: dict[str, Any]) -> Iterat
     lines = Line.objects.using(using).filter(between({}, states), **filters).values(*_SUBJECT, "batch__shard")
     rows: Iterator[dict[str, Any]] = (
         lines.order_by(*in_order(using, "account"))
-        .annotate(**{name: Sum(name) for name in _SUMMED}, newest=Max("batch__first_position"))
+        .annotate(**{name: ExactSum(name) for name in _SUMMED}, newest=Max("batch__first_position"))
         .iterator(CHUNK)
     )
     return rows
@@ -241,6 +245,12 @@ class _Account:
         counts = [getattr(total, column) for column in _SUMMED]
         for column, count, in_lines in zip(_SUMMED, counts, sums, strict=True):
             if count is None:
+                continue
+            if count == MAX_TOTAL <= in_lines:
+                yield (
+                    f"{name} is full: the ledger's lines say {in_lines} {column}, and a total cannot be above"
+                    f" {MAX_TOTAL}. So its period is not closed"
+                )
                 continue
             if count < in_lines or (count > in_lines and not partly_archived):
                 yield f"{name} says {count} {column}, but the ledger's lines say {in_lines}"

@@ -14,10 +14,11 @@ from itertools import pairwise
 from operator import or_
 
 from django.db import transaction
-from django.db.models import Q, Sum
+from django.db.models import Q
 
 from ratelimits.conf import conf
 from ratelimits.models.ledger import COUNTERS, SUBJECT, Batch, ChainMark, Line, ShardState
+from ratelimits.models.ledger.sums import MAX_TOTAL, ExactSum
 from ratelimits.progress import Progress
 from ratelimits.signatures import sign
 from ratelimits.usage import crash
@@ -93,7 +94,10 @@ def _joinable(using: str, shard: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _join(using: str, shard: int, first: int, last: int) -> CompactResult | None:
-    """Join the batches at the positions `first` to `last`. Return None if another process has joined them."""
+    """Join the batches at the positions `first` to `last`.
+
+    Return None if another process has joined them, or if their counters together are too large for one line.
+    """
     with transaction.atomic(using=using, durable=True):
         ShardState.lock(using, shard)
         crash.reached("compact:locked")
@@ -102,6 +106,8 @@ def _join(using: str, shard: int, first: int, last: int) -> CompactResult | None
         if len(batches) < 2 or batches[0].first_position != first or batches[-1].position != last:
             return None
         lines = _summed_lines(using, batches)
+        if lines is None:
+            return None
         lines_before = sum(batch.lines().order_by()._raw_delete(using) for batch in batches)
         rows._raw_delete(using)
         crash.reached("compact:deleted")
@@ -113,17 +119,22 @@ def _join(using: str, shard: int, first: int, last: int) -> CompactResult | None
     return CompactResult(shard, len(batches), lines_before, len(lines))
 
 
-def _summed_lines(using: str, batches: Sequence[Batch]) -> list[bytes]:
-    """Return the canonical lines of all these batches. Lines with the same subject are added up."""
+def _summed_lines(using: str, batches: Sequence[Batch]) -> list[bytes] | None:
+    """Return the canonical lines of all these batches. Lines with the same subject are added up.
+
+    Return None if a sum does not fit in the column of a line. Then the batches stay as they are.
+    """
     totals: dict[tuple[str | int, ...], list[int]] = {}
     for start in range(0, len(batches), _BATCHES_PER_QUERY):
         ranges = (batch.line_ids() for batch in batches[start : start + _BATCHES_PER_QUERY])
         condition = reduce(or_, (Q(pk__gte=first, pk__lt=end) for first, end in ranges))
         sums = Line.objects.using(using).filter(condition).values_list(*SUBJECT).order_by()
-        for row in sums.annotate(*(Sum(name) for name in COUNTERS)).iterator(chunk_size=2000):
+        for row in sums.annotate(*(ExactSum(name) for name in COUNTERS)).iterator(chunk_size=2000):
             subject, counts = row[: len(SUBJECT)], row[len(SUBJECT) :]
             total = totals.get(subject)
             totals[subject] = list(counts) if total is None else [a + b for a, b in zip(total, counts, strict=True)]
+    if any(count > MAX_TOTAL for counts in totals.values() for count in counts):
+        return None
     return sorted(canonical([*subject, *counts]) for subject, counts in totals.items())
 
 
