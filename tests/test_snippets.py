@@ -49,6 +49,7 @@ WHOLE_PAGES = {
 RUN_BY = {
     "Restart=always": "tests/chaos/test_workers.py::test_a_broker_is_killed",
     '"api_views": True': "tests/test_security.py::test_failed_logins_of_an_api_are_limited_by_the_middleware_alone",
+    "socket_keepalive_options": "tests/engine/transport/test_idle.py::test_the_options_of_the_page_are_used",
     "async def search(request, q: str)": "tests/ninja/test_operations.py::test_the_snippet_of_the_page_runs",
     "def refused(request, answer)": "tests/test_alike.py::test_the_function_of_the_documentation_works",
     "TENANT_APPS": "tests/test_routers.py::test_the_tenants_of_django_tenants_share_the_tables",

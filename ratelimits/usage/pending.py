@@ -55,7 +55,7 @@ class PendingBatches:
 
 
 def read_pending(
-    server: Server, shards: Sequence[int], refused: dict[int, ResponseError], clock: int | None = None
+    server: Server, shards: Sequence[int], refused: dict[int, Exception], clock: int | None = None
 ) -> list[PendingBatches]:
     """Return the pending batches of some shards, in one round trip. All `shards` must be on one server.
 

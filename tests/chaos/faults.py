@@ -80,6 +80,15 @@ def black_hole(place: Place) -> None:
     place.proxy.let_go()
 
 
+def idle_dropped(place: Place) -> None:
+    """Drop the connections that were idle for a second, again and again, and tell neither side of them."""
+    ended = time.monotonic() + place.seconds
+    while time.monotonic() < ended:
+        place.load.rest(1.2)
+        assert place.proxy.forget(1.0), "connections were idle"
+        place.load.wait(0.3)
+
+
 def torn(place: Place) -> None:
     """End connections in the middle of a reply."""
     place.proxy.tear.set()
@@ -278,6 +287,7 @@ FAULTS = (
     Fault("`kill -9` of the server", killed),
     Fault("server stopped (SIGSTOP)", stopped, seconds=10.0),
     Fault("black hole: no reply comes back", black_hole),
+    Fault("idle connections dropped without a word", idle_dropped, reachable=True),
     Fault("connections end in the middle of a reply", torn),
     Fault("`maxmemory` reached by undrained usage; the worker starts late", full),
     Fault("no space for the append-only file (`always`)", disk_full),

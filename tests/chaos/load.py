@@ -70,6 +70,7 @@ class Load:
     errors: list[str] = field(default_factory=list)
     seconds: float = 0.0
     _end: threading.Event = field(default_factory=threading.Event)
+    _rests: bool = False
 
     @contextmanager
     def running(self) -> Iterator[Load]:
@@ -121,6 +122,17 @@ class Load:
         """Let the load go on for some time."""
         self._end.wait(seconds)
 
+    def rest(self, seconds: float) -> None:
+        """Let the threads and tasks make no requests for some time. The other processes go on."""
+        self._rests = True
+        self._end.wait(seconds)
+        self._rests = False
+
+    def _is_over(self) -> bool:
+        while self._rests:
+            time.sleep(self.pause)
+        return self._end.is_set()
+
     def wait_for_all_keys(self) -> None:
         """Let the load go on until there was a decision about each user, so that all their rows were read."""
         users = CALLERS * USERS
@@ -129,7 +141,7 @@ class Load:
     def _thread(self, number: int) -> None:
         rng = random.Random(f"{self.seed}:{number}")
         try:
-            ask(rng, f"t{number}", self.pause, self._end.is_set, self.requests.append, self.errors.append)
+            ask(rng, f"t{number}", self.pause, self._is_over, self.requests.append, self.errors.append)
         finally:
             connections.close_all()
 
@@ -141,6 +153,9 @@ class Load:
     async def _task(self, number: int) -> None:
         rng = random.Random(f"{self.seed}:a{number}")
         while not self._end.is_set():
+            if self._rests:
+                await asyncio.sleep(self.pause)
+                continue
             identity, scope = _drawn(rng, f"a{number}")
             began = time.monotonic()
             try:

@@ -33,6 +33,7 @@ SLACK = 1.0
 #: The faults that run without `--long`.
 SAMPLE = {
     "`kill -9` of the server",
+    "idle connections dropped without a word",
     "connections end in the middle of a reply",
     "no space for the append-only file (`always`)",
     "SQLite locked for writing",

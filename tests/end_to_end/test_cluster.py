@@ -7,7 +7,7 @@ import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from decimal import Decimal
 from itertools import count
 from pathlib import Path
@@ -37,6 +37,7 @@ from ratelimits.engine.decide import decide_call
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.publish import publish_version
 from ratelimits.engine.server import current_server
+from ratelimits.engine.transport.ages import IDLE
 from ratelimits.engine.transport.breaker import FAILURES
 from ratelimits.engine.transport.multiplexed import Multiplexed
 from ratelimits.engine.transport.probing import prober
@@ -56,6 +57,7 @@ from tests.support.cluster import NODES, Cluster, wait_until_loaded
 from tests.support.end_to_end.cluster_asker import CAPACITY
 from tests.support.engine.asking import KEYS, NOW, SECOND, home, limit, usage
 from tests.support.engine.proxy import Proxy
+from tests.support.engine.saying import let_be_idle
 from tests.support.entry_points import begin_afresh
 from tests.support.eventually import until
 from tests.support.raw import RawRedis
@@ -1003,3 +1005,29 @@ def test_requests_with_prefetched_permits_are_counted_on_the_node_of_their_accou
     decision = checking.check(Identity("user:2", None, f"account:{ACCOUNT}")).decision
     assert decision is not None
     assert decision.remaining == 500 - 100 - 1
+
+
+def test_connections_that_were_dropped_while_they_were_idle_are_replaced(nodes: Cluster) -> None:
+    nodes.empty()
+    some = spread(nodes)
+    with ExitStack() as stack:
+        proxies = {server.port: stack.enter_context(Proxy(server.port)) for server in nodes.servers}
+
+        def remap(address: tuple[str, int]) -> tuple[str, int]:
+            return address[0], proxies[address[1]].port if address[1] in proxies else address[1]
+
+        def drop() -> int:
+            for node in current_server().wire._nodes.values():  # type: ignore[attr-defined]
+                node._pool.ages.wait = 0.05
+                let_be_idle(node, 2 * IDLE)
+            return sum(proxy.forget() for proxy in proxies.values())
+
+        runner = stack.enter_context(asyncio.Runner())
+        stack.enter_context(nodes.settings(REDIS_CLIENT_KWARGS={"address_remap": remap}))
+        for ask in (
+            lambda: engine.decide(some, account=ACCOUNT),
+            lambda: runner.run(engine.adecide(some, account=ACCOUNT)),
+        ):
+            before = ask().remaining
+            assert drop() >= NODES
+            assert ask().remaining == before - 1

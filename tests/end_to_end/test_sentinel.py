@@ -15,9 +15,12 @@ from django_redis.pool import ConnectionFactory
 from ratelimits import engine
 from ratelimits.engine import NotSent, Unanswered
 from ratelimits.engine.server import current_server
+from ratelimits.engine.transport.ages import IDLE
 from ratelimits.models import Batch, DurabilityGap, Line
 from ratelimits.models.ledger.gaps import GapKind, of_shard
 from tests.support.engine.asking import KEYS, home, limit, usage
+from tests.support.engine.proxy import Proxy
+from tests.support.engine.saying import let_pool_be_idle
 from tests.support.eventually import PATIENCE
 from tests.support.sentinel import Watched
 from tests.support.servers import TestServers, server_binary
@@ -156,3 +159,26 @@ def test_without_a_sentinel_nothing_is_sent_and_nobody_waits_long(watched: Watch
     with pytest.raises(NotSent):
         asyncio.run(engine.adecide([limit()], account="acme"))
     assert time.monotonic() - started < 2, "nobody waits for a reply"
+
+
+def test_a_sentinels_connection_that_was_dropped_while_it_was_idle_is_replaced(watched: Watched, settings: Any) -> None:
+    """A process asks a sentinel only when it makes a connection, so the one to the sentinel is idle for long."""
+    settings.RATELIMITS = {**settings.RATELIMITS, "TIMEOUT": 1.0}
+    with (
+        Proxy(watched.port) as proxy,
+        asyncio.Runner() as runner,
+        redis.Redis(port=watched.primary().port) as admin,
+        watched.settings(SENTINELS=[("127.0.0.1", proxy.port)]),
+    ):
+        for ask in (
+            lambda: engine.decide([limit()], account="acme"),
+            lambda: runner.run(engine.adecide([limit()], account="acme")),
+        ):
+            assert ask().allowed
+            wire: Any = current_server().wire
+            for sentinel in wire._pool.sentinel_manager.sentinels:
+                let_pool_be_idle(sentinel.connection_pool, 2 * IDLE)
+            proxy.forget()
+            admin.client_kill_filter(_type="normal", skipme=True)
+            assert ask().allowed
+        current_server().wire.client.close()

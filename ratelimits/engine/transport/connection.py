@@ -1,4 +1,4 @@
-"""Send one command on a connection of redis-py and read its reply. No command is sent twice."""
+"""Send one command on a connection of redis-py and read its reply. No command is sent twice, unless it was dropped."""
 
 from __future__ import annotations
 
@@ -8,14 +8,23 @@ import signal
 import socket
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import hiredis
 from redis.connection import DefaultParser
-from redis.exceptions import BusyLoadingError, InvalidResponse, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    InvalidResponse,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ratelimits.engine.run import ASK_RUN, run_after, run_of
+from ratelimits.engine.transport.ages import closed
+from ratelimits.engine.transport.arrival import never_arrived, not_written
 
 
 class Unavailable(Exception):
@@ -32,6 +41,13 @@ class Unavailable(Exception):
 
 class NotSent(Unavailable):
     """The call was not sent, so the server did nothing."""
+
+
+class Dropped(NotSent):
+    """The connection was lost before the server had the whole command. Another connection can send this command.
+
+    Also raised if the server wants other credentials: then it has read the command, but did nothing.
+    """
 
 
 class Unanswered(Unavailable):
@@ -67,6 +83,8 @@ def failure(error: BaseException) -> Unavailable:
 
     Return NotSent if the server said that it did not begin the call, otherwise Unanswered.
     """
+    if isinstance(error, AuthenticationError):
+        return Dropped(str(error))
     # A Sentinel connection replaces a ReadOnlyError by an error with this text.
     refused = isinstance(error, BusyLoadingError) or str(error) == "The previous master is now a slave"
     return NotSent(str(error)) if refused else Unanswered(str(error))
@@ -123,21 +141,22 @@ class OwnedConnection:
     """A connection that only one call uses at a time.
 
     run         the run of the server when the connection was opened
-    used        the moment of the last use, in seconds of the monotonic clock
-    process     an object that stands for the process that made the connection
+    made        the moment when the connection was opened, in seconds of the monotonic clock
+    used        the moment of the last use
+    process     an object that stands for the process that made the connection; None if the connection must be replaced
     raw_parser  the parser of the connection; None if the project has configured another parser
     """
 
-    __slots__ = ("connection", "process", "raw_parser", "run", "used")
+    __slots__ = ("__weakref__", "connection", "made", "process", "raw_parser", "run", "used")
 
     def __init__(self, make: Callable[..., Any], kwargs: dict[str, Any], process: object) -> None:
         self.raw_parser: RawReplyParser | None = None
         # If the project has configured another parser, use that parser.
         parser = kwargs.get("parser_class", DefaultParser)
         self.connection = make(**{**kwargs, "parser_class": self._make_parser if parser is DefaultParser else parser})
-        self.process = process
+        self.process: object = process
         self.run = ""
-        self.used = 0.0
+        self.made = self.used = 0.0
 
     def greet(self) -> None:
         """Connect and ask the server for its run. Raise NotSent if the server does not answer."""
@@ -145,17 +164,17 @@ class OwnedConnection:
 
     def closed(self) -> bool:
         """Return whether the server has closed the connection or has sent unexpected bytes."""
-        try:
-            return bool(self.connection.can_read(0))
-        except (RedisError, OSError):
-            return True
+        return closed(self.connection)
 
     def _make_parser(self, socket_read_size: int) -> RawReplyParser:
         self.raw_parser = RawReplyParser(socket_read_size)
         return self.raw_parser
 
     def exchange(self, packed: bytes) -> Any:
-        """Send a command and return its reply. Raise NotSent, Unanswered, or the ResponseError of the server."""
+        """Send a command and return its reply.
+
+        Raise Dropped, another NotSent, Unanswered, or the ResponseError of the server.
+        """
         raw_parser = self.raw_parser
         if raw_parser is None:
             return exchange(self.connection, packed)
@@ -163,12 +182,17 @@ class OwnedConnection:
             if raw_parser.kernel_timeouts_due:
                 raw_parser.use_kernel_timeouts()
             sock, reader = raw_parser.socket, raw_parser.reader
-            sock.sendall(packed)
+            try:
+                sock.sendall(packed)
+            except OSError as error:
+                if not_written(error):
+                    raise Dropped(f"the connection was lost: {error}") from error
+                raise
             reply: Any = MORE
             while reply is MORE:
                 data = sock.recv(_READ_BYTES)
                 if not data:
-                    raise RedisConnectionError("the server closed the connection")
+                    raise _end_failure(sock, packed)
                 reader.feed(data)
                 reply = reader.gets()
             if isinstance(reply, Exception):
@@ -182,37 +206,66 @@ class OwnedConnection:
         except BlockingIOError as error:  # the timeout in the kernel has ended
             self.connection.disconnect()
             raise Unanswered(f"no reply within {raw_parser.timeout:g} s") from error
-        except (RedisError, OSError) as error:
+        except BaseException as error:  # noqa: BLE001  (raised again)
+            # The call was perhaps interrupted. If the connection stayed open, the next call would read its reply.
             self.connection.disconnect()
-            raise failure(error) from error
-        except BaseException as error:
-            # The call was interrupted. Close the connection. Otherwise the next call would read the reply to this call.
-            self.connection.disconnect()
-            raise error from Interrupted(repr(error))
+            _raise_for_caller(error)
+
+
+def _raise_for_caller(error: BaseException) -> NoReturn:
+    """Raise the error for the caller of a call that failed with `error`."""
+    if isinstance(error, Unavailable):
+        raise error
+    if isinstance(error, RedisError | OSError):
+        raise failure(error) from error
+    raise error from Interrupted(repr(error))
+
+
+def _end_failure(sock: Any, packed: bytes) -> Exception:
+    """Return the error to raise if the server has closed the connection instead of replying to a command."""
+    if never_arrived(sock, len(packed)):
+        return Dropped("the server had closed the connection")
+    return RedisConnectionError("the server closed the connection")
 
 
 def exchange(connection: Any, packed: bytes) -> Any:
     """Do the same as `OwnedConnection.exchange`, with any connection of redis-py."""
+    sock = connection._sock
     try:
-        connection.send_packed_command([packed], check_health=False)
-        return connection.read_response()
+        try:
+            connection.send_packed_command([packed], check_health=False)
+        except RedisError as error:
+            if not_written(error.__context__):
+                raise Dropped(str(error)) from error
+            raise
+        return connection.read_response(disconnect_on_error=False)
     except ResponseError as error:
         if not refuses_writes(error):
             raise
         connection.disconnect()
         raise NotSent(str(error)) from error
-    except (RedisError, OSError) as error:
-        connection.disconnect()
-        raise failure(error) from error
     except BaseException as error:
+        was_dropped = _is_end(error) and never_arrived(sock, len(packed))
         connection.disconnect()
-        raise error from Interrupted(repr(error))
+        if was_dropped:
+            raise Dropped(str(error)) from error
+        _raise_for_caller(error)
+
+
+def _is_end(error: BaseException) -> bool:
+    """Return whether redis-py has read the end of the stream."""
+    return isinstance(error, RedisConnectionError) and "Connection closed by server" in str(error)
 
 
 def greet(connection: Any) -> str:
     """Open a connection of redis-py and return the run of the server. Raise NotSent if the server does not answer."""
     try:
-        connection.connect()
+        try:
+            connection.connect()
+        except AuthenticationError:
+            if connection.credential_provider is None:
+                raise
+            connection.connect()  # the credentials changed after the provider was asked; it has new ones now
         connection.send_packed_command([ASK_RUN], check_health=False)
         try:
             return run_of(connection.read_response())

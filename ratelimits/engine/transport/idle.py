@@ -7,14 +7,13 @@ import threading
 import time
 from collections import deque
 from typing import Any
+from weakref import WeakSet
 
+from ratelimits.engine.transport.ages import answers
 from ratelimits.engine.transport.connection import NotSent, OwnedConnection
 
 #: Maximum number of idle connections to one server. If there are more, the connection that was idle longest is closed.
 IDLE_CONNECTIONS = 100
-#: An idle connection that was not used for more than IDLE seconds is tested before use: perhaps the server has closed
-#: the connection.
-IDLE = 1.0
 #: Maximum number of calls that connect at the same time. Other calls wait, and use a connection that becomes idle.
 CONNECTING = 8
 
@@ -44,10 +43,15 @@ class IdleConnections:
     A call that finds no idle connection makes a new one. At most CONNECTING calls do this at a time. Otherwise many
     threads that begin together would make many connections, and keep the server busy. Most of the waiting threads get a
     connection that another thread gives back.
+
+    `pool` is a pool of pools.py. Only its class and arguments of connections are used, and its `ages`.
     """
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
+        self._ages = pool.ages
+        #: A connection that was idle for at most this number of seconds is used at once.
+        self._asked = self._ages.asked
         self._idle: deque[OwnedConnection] = deque(maxlen=IDLE_CONNECTIONS)
         #: Give a connection back.
         self.give = self._idle.append
@@ -59,6 +63,8 @@ class IdleConnections:
         #: The message and the event of the last failure to connect; None if the last attempt did not fail. (Errors with
         #: the same event count as one failure.)
         self._failure: tuple[str, object] | None = None
+        #: How long a connection was idle on which no answer came, until a new connection shows that the server answers.
+        self._silent = 0.0
 
     def take(self) -> OwnedConnection:
         """Return an open connection that no other call uses. Raise NotSent if the server does not answer."""
@@ -73,9 +79,20 @@ class IdleConnections:
             now = time.monotonic()
             # A forked child must not use its parent's socket. The child only forgets the connection object, so
             # the socket stays open for the parent.
-            if connection.process is _process and (now - connection.used <= IDLE or not connection.closed()):
+            if connection.process is _process and (
+                now - connection.used <= self._asked or self._is_alive(connection, now - connection.used)
+            ):
                 connection.used = now
                 return connection
+
+    def _is_alive(self, connection: OwnedConnection, idle: float) -> bool:
+        """Return whether a connection that was idle for `idle` seconds may be used."""
+        if idle > self._ages.oldest or connection.closed():
+            return False
+        if answers(connection.connection, self._ages.wait):
+            return True
+        self._silent = idle
+        return False
 
     def _find_or_connect(self) -> OwnedConnection:
         """Wait until fewer than CONNECTING other calls connect. Then return an idle connection, or a new one."""
@@ -89,6 +106,11 @@ class IdleConnections:
                 raise NotSent(*failure)
             return self._find_idle() or self._connect()
 
+    def connect(self) -> OwnedConnection:
+        """Return a new connection, for a call whose connection was dropped. Raise NotSent if the server is away."""
+        with self._connecting:
+            return self._connect()
+
     def _connect(self) -> OwnedConnection:
         # Do not take the connection from the pool. A pool counts its connections, and a thread can end without giving
         # back its connection. The pool would then count this connection for ever.
@@ -100,5 +122,40 @@ class IdleConnections:
             self._failure = str(error), error.event
             raise
         self._failure = None
-        connection.used = time.monotonic()
+        if self._silent:
+            self._ages.was_silent(self._silent)
+            self._silent = 0.0
+        connection.made = connection.used = time.monotonic()
         return connection
+
+
+class RenewableConnections(IdleConnections):
+    """Idle connections whose credentials come from a provider. They are replaced in time."""
+
+    def __init__(self, pool: Any) -> None:
+        #: All connections, also those that a call uses now.
+        self._all: WeakSet[OwnedConnection] = WeakSet()
+        super().__init__(pool)
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._lock = threading.Lock()
+
+    def _find_idle(self) -> OwnedConnection | None:
+        while True:
+            connection = super()._find_idle()
+            if connection is None or time.monotonic() - connection.made <= self._ages.lifetime:
+                return connection
+
+    def _connect(self) -> OwnedConnection:
+        connection = super()._connect()
+        with self._lock:
+            self._all.add(connection)
+        return connection
+
+    def renew(self) -> None:
+        """Replace each connection before its next use."""
+        with self._lock:
+            connections = list(self._all)
+        for connection in connections:
+            connection.process = None

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import time
+from inspect import Parameter, signature
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import redis
 from django.core.exceptions import ImproperlyConfigured
+from redis.asyncio.connection import AbstractConnection as AsyncAbstractConnection
 from redis.asyncio.connection import Connection as AsyncConnection
 from redis.asyncio.connection import ConnectionPool as AsyncConnectionPool
 from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
@@ -18,8 +22,19 @@ from redis.asyncio.sentinel import SentinelManagedConnection as AsyncSentinelMan
 from redis.asyncio.sentinel import SentinelManagedSSLConnection as AsyncSentinelManagedSSLConnection
 from redis.backoff import NoBackoff
 from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
+from redis.exceptions import AuthenticationError
 from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
+
+from ratelimits.engine.transport.ages import Ages, answers, tcp_options
+
+try:
+    from redis.maint_notifications import MaintNotificationsConfig
+except ImportError:  # before version 7 of redis-py
+    _NO_NOTICES: dict[str, Any] = {}
+else:
+    #: With RESP 3, a server could announce its maintenance between two replies.
+    _NO_NOTICES = {"maint_notifications_config": MaintNotificationsConfig(enabled=False)}
 
 #: The asyncio class for each connection class of redis-py.
 _ASYNC_CLASSES: dict[type[Any], type[Any]] = {
@@ -34,19 +49,23 @@ _ASYNC_CLASSES: dict[type[Any], type[Any]] = {
 # By default a pool of redis-py refuses the 101st connection. Here only the number of threads limits the connections.
 _UNLIMITED = 2**31
 # redis-py's pools add arguments for the server's maintenance notices. Their names begin with these texts. Leave them
-# out, because only RESP 3 has such notices.
-_ADDED_BY_POOL = ("maint_notifications", "orig_", "event_dispatcher")
+# out: this module turns the notices off.
+_ADDED_BY_POOL = ("maint_notifications", "oss_cluster_maint", "orig_")
 
 
-def _connection_arguments(kwargs: dict[str, Any], timeout: float) -> dict[str, Any]:
+def _connection_arguments(pool: Any, timeout: float) -> dict[str, Any]:
     """Return the arguments of a configured connection, changed to short timeouts, raw replies and no retries."""
+    kwargs = pool.connection_kwargs
+    protocol = int(kwargs.get("protocol") or 2)  # the version of RESP, the protocol of Redis
     arguments = {
         **{name: value for name, value in kwargs.items() if not name.startswith(_ADDED_BY_POOL)},
+        **tcp_options(pool.connection_class, kwargs),
         "decode_responses": False,
-        "protocol": 2,  # version 2 of RESP, the protocol of Redis
-        "health_check_interval": 0,  # no checks
+        "protocol": protocol,
+        "health_check_interval": 0,  # `Ages` has this number
         "retry_on_timeout": False,
         "retry_on_error": [],
+        "retry": Retry(NoBackoff(), 0),
     }
     return arguments | _timeouts(kwargs, timeout)
 
@@ -55,14 +74,70 @@ def _timeouts(kwargs: dict[str, Any], timeout: float) -> dict[str, float]:
     return {name: min(kwargs.get(name) or timeout, timeout) for name in ("socket_timeout", "socket_connect_timeout")}
 
 
+#: Before version 5.3, the pools of redis-py want the name of a command, which they do not use.
+_COMMAND_NAME = signature(ConnectionPool.get_connection).parameters.get("command_name")
+_NAMES = ("PING",) if _COMMAND_NAME is not None and _COMMAND_NAME.default is Parameter.empty else ()
+
+
+class _Pool(ConnectionPool):
+    """A pool that replaces connections which were idle too long, or whose credentials may be too old."""
+
+    def __init__(self, ages: Ages, **kwargs: Any) -> None:
+        self.ages = ages
+        #: For each connection: the moments when it was made and when it was last taken (s, monotonic).
+        self._moments: WeakKeyDictionary[Any, tuple[float, float]] = WeakKeyDictionary()
+        #: Connections that were made before this moment are replaced.
+        self._renewed = float("-inf")
+        super().__init__(**kwargs)
+
+    def get_connection(self, *_names: Any, **_options: Any) -> Any:
+        """Return an open connection on which the server has just answered, or that was used just now."""
+        connection: Any
+        try:
+            connection = super().get_connection(*_NAMES)
+        except AuthenticationError:
+            if self.connection_kwargs.get("credential_provider") is None:
+                raise
+            # The credentials changed after the provider was asked. It has new ones now.
+            connection = super().get_connection(*_NAMES)
+        now = time.monotonic()
+        made, used = self._moments.get(connection, (now, now))
+        if made < self._renewed or now - made > self.ages.lifetime or not self._is_alive(connection, now - used):
+            made = now
+            try:
+                connection.disconnect()
+                connection.connect()
+            except BaseException:
+                self.release(connection)
+                raise
+        self._moments[connection] = made, now
+        return connection
+
+    def _is_alive(self, connection: Any, idle: float) -> bool:
+        if idle <= self.ages.asked:
+            return True
+        return idle <= self.ages.oldest and answers(connection, self.ages.wait)
+
+    def renew(self) -> None:
+        """Replace each connection before its next use."""
+        self._renewed = time.monotonic()
+
+
+class _SentinelPool(_Pool, SentinelConnectionPool):
+    """A pool for the server that the sentinels name."""
+
+    def __init__(self, ages: Ages, service_name: str, manager: Any, **kwargs: Any) -> None:
+        super().__init__(ages, service_name=service_name, sentinel_manager=manager, **kwargs)
+
+
 def no_retry_pool(pool: Any, timeout: float) -> Any:
     """Return a pool of the same kind for the same server. Its connections wait at most `timeout` seconds."""
-    kwargs = _connection_arguments(pool.connection_kwargs, timeout)
-    kwargs["retry"] = Retry(NoBackoff(), 0)
+    kwargs = _connection_arguments(pool, timeout) | _NO_NOTICES
+    ages = Ages(pool.connection_kwargs, timeout)
     if isinstance(pool, SentinelConnectionPool):
         kwargs.pop("connection_pool", None)
-        sentinel: Any = SentinelConnectionPool
-        return sentinel(
+        return _SentinelPool(
+            ages,
             pool.service_name,
             _no_retry_manager(pool.sentinel_manager, timeout),
             is_master=pool.is_master,
@@ -71,7 +146,7 @@ def no_retry_pool(pool: Any, timeout: float) -> Any:
             max_connections=_UNLIMITED,
             **kwargs,
         )
-    return ConnectionPool(connection_class=pool.connection_class, max_connections=_UNLIMITED, **kwargs)
+    return _Pool(ages, connection_class=pool.connection_class, max_connections=_UNLIMITED, **kwargs)
 
 
 #: Maximum seconds of one blocking command. A longer wait is split into several commands.
@@ -82,6 +157,7 @@ def blocking_pool(pool: Any) -> Any:
     """Return a pool like `pool`. Its connections wait for a reply a little longer than LONGEST_BLOCK."""
     copied = no_retry_pool(pool, pool.connection_kwargs["socket_timeout"])
     copied.connection_kwargs["socket_timeout"] = LONGEST_BLOCK + 5  # seconds
+    copied.ages = pool.ages
     return copied
 
 
@@ -94,13 +170,27 @@ def _no_retry_manager(manager: Any, timeout: float) -> Any:
     """Return a manager for the same sentinels. It asks each sentinel only once, with short timeouts."""
     changed = copy.copy(manager)
     changed.sentinel_kwargs = manager.sentinel_kwargs | _timeouts(manager.sentinel_kwargs, timeout)
-    arguments = changed.sentinel_kwargs | {"retry": Retry(NoBackoff(), 0)}
-    changed.sentinels = [redis.Redis(host, port, **arguments) for host, port in _addresses(manager)]
+    sentinels = [redis.Redis(host, port, **changed.sentinel_kwargs) for host, port in _addresses(manager)]
+    changed.sentinels = [
+        redis.Redis(connection_pool=no_retry_pool(sentinel.connection_pool, timeout)) for sentinel in sentinels
+    ]
     return changed
 
 
 class _AsyncSentinelPool(AsyncSentinelConnectionPool):
-    """An asyncio pool for the server that the sentinels name. `disconnect` also closes the sentinels' connections."""
+    """An asyncio pool for the server that the sentinels name. `disconnect` also closes the sentinels' connections.
+
+    It asks a sentinel on a new connection: a connection that was idle since then could be dead.
+    """
+
+    async def get_master_address(self) -> tuple[str, int]:
+        parent: Any = super()
+        try:
+            address: tuple[str, int] = await parent.get_master_address()
+            return address
+        finally:
+            for sentinel in self.sentinel_manager.sentinels:
+                await sentinel.connection_pool.disconnect(inuse_connections=False)
 
     async def disconnect(self, inuse_connections: bool = True) -> None:
         await super().disconnect(inuse_connections)
@@ -114,6 +204,9 @@ def async_pool(pool: Any) -> Any:
     kwargs = dict(pool.connection_kwargs)
     kwargs.pop("parser_class", None)
     kwargs["retry"] = AsyncRetry(NoBackoff(), 0)
+    # Where connections of redis.asyncio can have the notices of a server, turn them off too.
+    if kwargs["protocol"] == 3 and _NO_NOTICES.keys() <= signature(AsyncAbstractConnection).parameters.keys():
+        kwargs |= _NO_NOTICES
     async_class = _ASYNC_CLASSES.get(pool.connection_class)
     if async_class is None:
         raise ImproperlyConfigured(

@@ -1,9 +1,9 @@
 """Make the connections for decisions, with the settings of the configured django-redis cache.
 
-The connections have short timeouts. They never send a call again, because a decision that is sent twice is charged
-twice. A blocking call takes an idle connection of the process, or makes one. The tasks of an event loop share one
-connection. If the cache has a special pool, such as the pool of Sentinel, each blocking call takes a connection from a
-pool of the same kind.
+The connections have short timeouts. They never send a call again that the server has perhaps carried out, because a
+decision that is sent twice is charged twice. A blocking call takes an idle connection of the process, or makes one. The
+tasks of an event loop share one connection. If the cache has a special pool, such as the pool of Sentinel, each
+blocking call takes a connection from a pool of the same kind.
 
 A call that was not sent raises NotSent. If the reply was lost, the call raises Unanswered.
 """
@@ -14,7 +14,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from functools import partial
-from inspect import Parameter, signature
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,6 +23,7 @@ from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 from redis.connection import BlockingConnectionPool, ConnectionPool
 from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.sentinel import SentinelConnectionPool
 
 from ratelimits.conf import conf, embedded
 from ratelimits.embedded.shared import own_url, shared_url
@@ -32,8 +32,9 @@ from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.refused import refused
 from ratelimits.engine.resp import Sendable, evaluating, loading, loading_first
 from ratelimits.engine.run import SCRIPT as RUN_SCRIPT
-from ratelimits.engine.transport.connection import NotSent, Unanswered, exchange, greet
-from ratelimits.engine.transport.idle import IdleConnections, process
+from ratelimits.engine.transport.connection import Dropped, NotSent, Unanswered, exchange, greet
+from ratelimits.engine.transport.credentials import follow
+from ratelimits.engine.transport.idle import IdleConnections, RenewableConnections, process
 from ratelimits.engine.transport.multiplexed import MAX_LOADS, Multiplexed
 from ratelimits.engine.transport.pools import LONGEST_BLOCK, async_pool, blocking_pool, no_retry_pool
 
@@ -73,14 +74,16 @@ class Wire:
 
     def _open(self, pool: Any, timeout: float) -> None:
         self._pool = no_retry_pool(pool, timeout)
-        #: Before version 5.3, the pools of redis-py want the name of a command, which they do not use.
-        required = signature(self._pool.get_connection).parameters.get("command_name")
-        self._command_name = ("EVALSHA",) if required is not None and required.default is Parameter.empty else ()
+        #: The pool of the project, which the same provider of credentials perhaps serves.
+        self._source = pool
+        provider = pool.connection_kwargs.get("credential_provider")
         self._blocking = blocking_pool(self._pool)
         self._blocking_client = redis.Redis(connection_pool=self._blocking)
         #: The idle connections; None if the cache has a special pool, such as the pool of Sentinel. A special pool must
         #: be asked for each connection.
-        self._idle = IdleConnections(self._pool) if type(pool) in (ConnectionPool, BlockingConnectionPool) else None
+        self._idle: IdleConnections | None = None
+        if type(pool) in (ConnectionPool, BlockingConnectionPool):
+            self._idle = IdleConnections(self._pool) if provider is None else RenewableConnections(self._pool)
         #: For each connection of a special pool, the run of its server.
         self._runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         #: For each event loop its connection, and the generator that closes the connection.
@@ -90,6 +93,21 @@ class Wire:
         self._timeout = timeout
         #: A redis-py client on the same pool, for everything except decisions: sealing, draining and publishing.
         self.client: redis.Redis = redis.Redis(connection_pool=self._pool)
+        if provider is not None:
+            follow(provider, self)
+
+    def renew(self) -> None:
+        """Replace each connection before its next use, because there are new credentials."""
+        if isinstance(self._idle, RenewableConnections):
+            self._idle.renew()
+        for pool in (self._pool, self._blocking):
+            pool.renew()
+        for loop in [reference() for reference in self._loops.keyrefs()]:
+            if loop in self._loops:
+                self._loops[loop][0].renew()
+        # A provider calls only one function, which is now the one of this app. So do the same for the project's pool.
+        if type(self._source) in (ConnectionPool, SentinelConnectionPool):
+            self._source.disconnect(inuse_connections=False)
 
     def servers(self, keyspace: Keyspace, shards: Sequence[int]) -> Iterator[tuple[redis.Redis, list[int]]]:
         """Yield a client for each server, with a list of the given shards that this server has.
@@ -109,33 +127,53 @@ class Wire:
     def call(self, command: Sendable, nonce: bytes) -> Any:
         """Send a command with this nonce, and return the reply.
 
-        If the server does not have the script, load the script and send the command again. This is safe, because
-        the server did nothing without the script. If the user may not load scripts, send the script's text instead.
+        If the server does not have the script, load the script and send the command again. If the user may not load
+        scripts, send the script's text instead. If the connection was lost before the server had the whole command,
+        send the command again on a new connection. All of this is safe, because the server did nothing.
 
         Raise NotSent, Unanswered, or redis.exceptions.ResponseError if the server replies with an error.
         """
         idle = self._idle
-        if idle is not None:
-            owned = idle.take()
-            try:
-                try:
-                    reply = owned.exchange(command.to_bytes(owned.run, nonce))
-                except NoScriptError:
-                    reply = _load_and_repeat(owned.exchange, command, owned.run, nonce)
-            except ResponseError:
-                idle.give(owned)
-                raise
-            # After any other error do not give the connection back: its next reply could belong to this call.
-            idle.give(owned)
-            return reply
-        connection, run = self._take()
+        if idle is None:
+            return self._call_with_pool(command, nonce)
+        owned = idle.take()
         try:
             try:
-                return exchange(connection, command.to_bytes(run, nonce))
+                reply = owned.exchange(command.to_bytes(owned.run, nonce))
             except NoScriptError:
-                return _load_and_repeat(partial(exchange, connection), command, run, nonce)
-        finally:
-            self._pool.release(connection)  # if the connection failed, `exchange` has closed it before
+                reply = _load_and_repeat(owned.exchange, command, owned.run, nonce)
+        except ResponseError:
+            idle.give(owned)
+            raise
+        except Dropped:
+            return self._repeat(idle, command, nonce)
+        # After any other error do not give the connection back: its next reply could belong to this call.
+        idle.give(owned)
+        return reply
+
+    def _repeat(self, idle: IdleConnections, command: Sendable, nonce: bytes) -> Any:
+        """Send a command on a new connection, after its connection was dropped. Raise the errors of `call`."""
+        owned = idle.connect()
+        try:
+            reply = _exchanged(owned.exchange, command, owned.run, nonce)
+        except ResponseError:
+            idle.give(owned)
+            raise
+        idle.give(owned)
+        return reply
+
+    def _call_with_pool(self, command: Sendable, nonce: bytes) -> Any:
+        """Do the work of `call` with a special pool."""
+        for is_second_try in (False, True):
+            connection, run = self._take()
+            try:
+                return _exchanged(partial(exchange, connection), command, run, nonce)
+            except Dropped:
+                if is_second_try:
+                    raise
+            finally:
+                self._pool.release(connection)  # if the connection failed, `exchange` has closed it before
+        raise AssertionError
 
     def probe(self) -> None:
         """Raise an error if the server does not answer, still loads its data, or is a replica."""
@@ -148,7 +186,7 @@ class Wire:
 
     def _asked(self, *command: str) -> str | None:
         """Return the reply to a command, which is a text, from a new connection; None if the server refuses it."""
-        connection: Any = self._pool.get_connection(*self._command_name)
+        connection: Any = self._pool.get_connection()
         try:
             connection.send_command(*command)
             reply = connection.read_response()
@@ -219,7 +257,7 @@ class Wire:
     def _take(self) -> tuple[Any, str]:
         """Return a connection of a special pool and the run of its server. Raise NotSent if no server answers."""
         try:
-            connection = self._pool.get_connection(*self._command_name)
+            connection = self._pool.get_connection()
         except (RedisError, OSError) as error:
             raise NotSent(str(error)) from error
         run = self._runs.get(connection)
@@ -248,7 +286,7 @@ class Wire:
             # This process is a forked child that uses its parent's loop. Keep a reference to the parent's connection:
             # without this reference Python would close the connection, also for the parent.
             self._parents.append(self._loops[loop])
-        shared = Multiplexed(async_pool(self._pool), self._timeout, process())
+        shared = Multiplexed(async_pool(self._pool), self._timeout, process(), self._pool.ages)
         end = self._close_with_loop(loop, shared)
         self._loops[loop] = shared, end
         await anext(end)
@@ -278,6 +316,14 @@ class Wire:
 def _block_timeout(seconds_left: float) -> float:
     """Return the timeout of a blocking command in seconds, never 0: with 0 the server would block for ever."""
     return round(min(max(seconds_left, 0.001), LONGEST_BLOCK), 3)
+
+
+def _exchanged(exchange: Callable[[bytes], Any], command: Sendable, run: str, nonce: bytes) -> Any:
+    """Send a command and return its reply. If the server does not have the script, load it first."""
+    try:
+        return exchange(command.to_bytes(run, nonce))
+    except NoScriptError:
+        return _load_and_repeat(exchange, command, run, nonce)
 
 
 def _load_and_repeat(exchange: Callable[[bytes], Any], command: Sendable, run: str, nonce: bytes) -> Any:

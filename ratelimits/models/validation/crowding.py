@@ -112,7 +112,7 @@ def _modes(
     other rule take one that does not enforce it.
     """
     rows = overrides.exclude(mode="").filter(Q(valid_until=None) | Q(valid_until__gt=moments.now())).order_by()
-    replaced = {row.pk for row in edited if row.pk is not None}
+    replaced = {row.pk for row in edited}
     values = [
         *(
             (key, rule, mode)

@@ -10,12 +10,20 @@ from types import TracebackType
 from tests.support.eventually import PATIENCE
 
 
+class _Pair:
+    """The two ends of a connection: when bytes last came, and whether the proxy swallows all that comes."""
+
+    def __init__(self) -> None:
+        self.used = time.monotonic()
+        self.forgotten = False
+
+
 class Proxy:
     """Forward to 127.0.0.1:`port`. While `lose` is set, replies are lost. `hold` keeps replies until `let_go`.
 
     While `tear` is set, a connection ends in the middle of its next reply. Replies are late by `delay` seconds. If
     `piece` is not 0, replies come in pieces of this number of bytes. In replies, each key of `replaced` is replaced by
-    its value of the same length.
+    its value of the same length. `forget` drops idle connections.
     """
 
     def __init__(self, port: int) -> None:
@@ -31,6 +39,7 @@ class Proxy:
         self._flowing = threading.Event()
         self._flowing.set()
         self._sockets: list[socket.socket] = []
+        self._pairs: list[_Pair] = []
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self.sent = b""
@@ -50,6 +59,19 @@ class Proxy:
     def let_go(self) -> None:
         """Send the replies that were kept back."""
         self._flowing.set()
+
+    def forget(self, seconds: float = 0.0) -> int:
+        """Drop connections without a word: swallow whatever comes on those that were idle for longer than this.
+
+        Return how many these are. Neither side hears that the other one closes its end. Balancers and firewalls do so.
+        """
+        now, forgotten = time.monotonic(), 0
+        with self._lock:
+            for pair in self._pairs:
+                if not pair.forgotten and now - pair.used > seconds:
+                    pair.forgotten = True
+                    forgotten += 1
+        return forgotten
 
     def use(self, port: int) -> None:
         """Forward to another server from now on. End all connections to the old one."""
@@ -90,24 +112,33 @@ class Proxy:
                 client.close()
                 continue
             self._sockets += [client, server]
+            pair = _Pair()
             with self._lock:
+                self._pairs.append(pair)
                 self.connections += 1
                 self.open += 1
-            self._start(self._forward, client, server, True)
-            self._start(self._forward, server, client, False)
+            self._start(self._forward, client, server, pair, True)
+            self._start(self._forward, server, client, pair, False)
 
     def _changed(self, data: bytes) -> bytes:
         for old, new in self.replaced.items():
             data = data.replace(old, new)
         return data
 
-    def _forward(self, source: socket.socket, target: socket.socket, requests: bool) -> None:
+    def _passes(self, pair: _Pair, data: bytes, requests: bool) -> bool:
+        """Note bytes that came. Return whether they are forwarded."""
+        with self._lock:
+            pair.used = time.monotonic()
+            if requests and not pair.forgotten:
+                self.sent += data
+            return not pair.forgotten
+
+    def _forward(self, source: socket.socket, target: socket.socket, pair: _Pair, requests: bool) -> None:
         try:
             while data := source.recv(65536):
-                if requests:
-                    with self._lock:
-                        self.sent += data
-                else:
+                if not self._passes(pair, data, requests):
+                    continue
+                if not requests:
                     self._flowing.wait()
                     if self.cut.is_set():
                         break
@@ -119,19 +150,26 @@ class Proxy:
                     data = self._changed(data)
                     if self.delay:
                         time.sleep(self.delay)
-                    if self.piece:
-                        target.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                        while len(data) > self.piece:
-                            target.sendall(data[: self.piece])
-                            data = data[self.piece :]
+                    data = self._send_pieces(target, data)
                 target.sendall(data)
         except OSError:
             pass
         if requests:
             with self._lock:
                 self.open -= 1
+        if pair.forgotten:
+            return
         for end in (source, target):
             _shut_down(end)
+
+    def _send_pieces(self, target: socket.socket, data: bytes) -> bytes:
+        """Send all pieces but the last, and return the rest."""
+        if self.piece:
+            target.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while len(data) > self.piece:
+                target.sendall(data[: self.piece])
+                data = data[self.piece :]
+        return data
 
     def __enter__(self) -> Proxy:
         return self

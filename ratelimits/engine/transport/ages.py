@@ -1,0 +1,98 @@
+"""Say which idle connections may be used: balancers and firewalls drop idle connections without telling anybody.
+
+Nothing comes back on such a connection, not even an error. So it is found before a command is sent, or never used:
+
+- A connection that was idle for at most `asked` seconds is used at once.
+- After a longer time, the server is asked on it (PING). If no answer comes, the connection is replaced.
+- A connection that was idle for more than `oldest` seconds is replaced without asking.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from redis.connection import Connection
+from redis.exceptions import RedisError, ResponseError
+
+#: The server is asked on a connection that was idle for more than IDLE seconds. The option `health_check_interval` of
+#: the cache alias replaces this number.
+IDLE = 1.0
+#: A connection that was idle for more than OLDEST seconds is replaced. Balancers wait for a minute or longer.
+OLDEST = 30.0
+#: A connection whose credentials come from a provider is replaced after this number of seconds, if the provider does
+#: not report new ones. Credentials that expire (of IAM or Entra ID) are new for at least five minutes.
+LIFETIME = 240.0
+#: TCP probes a connection that is idle for this number of seconds, then every INTERVAL seconds. After PROBES probes
+#: without a reply the connection is closed.
+KEEPALIVE, INTERVAL, PROBES = 15, 5, 3
+PING = b"*1\r\n$4\r\nPING\r\n"
+
+
+class Ages:
+    """For how long the connections of a pool may be idle, in seconds.
+
+    asked     see the head of this file
+    oldest    see the head of this file
+    wait      how long to wait for the answer to PING
+    lifetime  a connection is replaced when it is older; infinite if its credentials do not come from a provider
+    """
+
+    def __init__(self, kwargs: Mapping[str, Any], timeout: float) -> None:
+        self.asked = float(kwargs.get("health_check_interval") or IDLE)
+        self.oldest = max(OLDEST, self.asked)
+        # Half of the time of a call: then a call that has to make a new connection is not much later.
+        self.wait = timeout / 2
+        self.lifetime = float("inf") if kwargs.get("credential_provider") is None else LIFETIME
+
+    def was_silent(self, idle: float) -> None:
+        """Note that nothing came back on a connection that was idle for `idle` seconds, although the server answers.
+
+        From now on, connections that were idle as long are replaced without asking, so that no call waits for them.
+        """
+        self.oldest = max(self.asked, min(self.oldest, idle))
+
+
+def closed(connection: Any) -> bool:
+    """Return whether the server has closed a connection of redis-py or has sent unexpected bytes."""
+    try:
+        return bool(connection.can_read(0))
+    except (RedisError, OSError):
+        return True
+
+
+def answers(connection: Any, seconds: float) -> bool:
+    """Ask the server on an open connection of redis-py. Return whether it answers within this time."""
+    try:
+        connection.send_packed_command([PING], check_health=False)
+        if not connection.can_read(seconds):
+            return False
+        connection.read_response()
+    except ResponseError:
+        return True  # the user may not send PING
+    except (RedisError, OSError):
+        return False
+    return True
+
+
+def tcp_options(connection_class: type[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of TCP with which the system finds dead connections, unless the project has set them."""
+    if not issubclass(connection_class, Connection) or not kwargs.get("socket_keepalive", True):
+        return {}
+    return {"socket_keepalive": True, "socket_keepalive_options": kwargs.get("socket_keepalive_options", _OPTIONS)}
+
+
+def _options() -> dict[int, int]:
+    milliseconds = 1000 * (KEEPALIVE + INTERVAL * PROBES)
+    names = {
+        "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE": KEEPALIVE,
+        "TCP_KEEPINTVL": INTERVAL,
+        "TCP_KEEPCNT": PROBES,
+        # The same for a connection on which bytes were sent that the other side does not acknowledge.
+        "TCP_USER_TIMEOUT": milliseconds,
+    }
+    return {getattr(socket, name): value for name, value in names.items() if hasattr(socket, name)}
+
+
+_OPTIONS = _options()

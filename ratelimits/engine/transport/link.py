@@ -1,0 +1,306 @@
+"""One connection that all tasks of an event loop share, and the commands that are written on it.
+
+The server replies in the order of the commands. If the connection was idle, the server is asked, or the connection is
+closed, before a command is written (see ages.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import deque
+from typing import Any, NamedTuple, Protocol
+
+import hiredis
+from redis.asyncio.connection import DefaultParser
+from redis.exceptions import AuthenticationError, InvalidResponse, RedisError, ResponseError
+
+from ratelimits.engine.assemble.scripts import Script
+from ratelimits.engine.resp import Sendable
+from ratelimits.engine.transport.ages import PING, Ages
+from ratelimits.engine.transport.arrival import never_arrived
+from ratelimits.engine.transport.connection import MORE, NotSent, Unanswered, failure, refuses_writes
+
+#: Maximum number of commands that are written and not answered. A server decides 128 commands in about 10 ms.
+IN_FLIGHT = 128
+#: Seconds to wait for a reply after TIMEOUT: perhaps the reply has arrived, but a busy loop has not read it yet.
+_LAST_LOOK = 0.001
+
+
+class Reply(asyncio.Future[Any]):
+    """A reply that has not arrived yet. It can be cancelled only before its command is written.
+
+    The server perhaps carries out a written command. So a cancelled caller must get the reply, to give back the permits
+    that the command took.
+    """
+
+    written = False
+    #: Whether the command was written twice, because the server did not get it or refused the credentials.
+    repeated = False
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel the reply if its command was not written. Return whether the reply was cancelled."""
+        return not self.written and super().cancel(msg)
+
+
+class Waiting(NamedTuple):
+    """A command that is not written yet."""
+
+    command: Sendable
+    nonce: bytes
+    reply: Reply
+
+
+class Ping:
+    """The command PING."""
+
+    script = Script(b"", b"")  # the command needs no script
+
+    def to_bytes(self, run: str, nonce: bytes) -> bytes:
+        return PING
+
+
+class Owner(Protocol):
+    """Has the waiting commands, and makes a new connection when they need one."""
+
+    @property
+    def ages(self) -> Ages: ...
+
+    def write(self) -> None:
+        """Write waiting commands. Without a connection, connect first."""
+
+    def repeat(self, commands: list[Waiting]) -> None:
+        """Let commands wait again, before all others, with which the server did nothing."""
+
+    def was_silent(self, idle: float) -> None:
+        """Note that no answer came on a connection that was idle for so many seconds."""
+
+    def lost(self, link: Link, message: str, event: object) -> None:
+        """Fail the waiting commands, because the connection was lost."""
+
+
+class Link(asyncio.Protocol):
+    """An open connection. If it is lost, commands without a reply raise Unanswered."""
+
+    def __init__(self, connection: Any, run: str, timeout: float, owner: Owner) -> None:
+        self.run = run
+        #: Whether no more commands can be written.
+        self.ended = False
+        self._connection = connection
+        self._timeout = timeout
+        self._ages = owner.ages
+        # The event loop refers to this object. A normal reference here would keep an unused owner in memory.
+        self._owner = weakref.ref(owner)
+        self._loop = asyncio.get_running_loop()
+        #: The commands that are not answered, the oldest first. For each of them: its number of bytes, and the moment
+        #: when its reply is due.
+        self._sent: deque[tuple[Waiting, int, float]] = deque()
+        #: The moment when commands were last written. If no command is written for some time after it, the server is
+        #: asked before the next command.
+        self._used = self._loop.time()
+        #: The reply to PING, until it was noticed. No other command is written meanwhile.
+        self._asked: Reply | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        #: Ends the connection before its credentials expire.
+        self._lifetime: asyncio.TimerHandle | None = None
+        if self._ages.lifetime < float("inf"):
+            self._lifetime = self._loop.call_later(self._ages.lifetime, self.end)
+        #: Whether `_look` checks once more before it closes the connection because of a late reply. With this check
+        #: it becomes False. When bytes arrive, it becomes True again.
+        self._last_look_is_left = False
+        #: A future that is done when the socket is closed.
+        self.gone: asyncio.Future[None] = self._loop.create_future()
+        self._reader = hiredis.Reader(
+            protocolError=InvalidResponse, replyError=DefaultParser.parse_error, notEnoughData=MORE
+        )
+        # redis-py has opened the connection. From now on this object receives the bytes.
+        self._transport: Any = connection._writer.transport
+        self._previous_protocol = self._transport.get_protocol()
+        self._transport.set_protocol(self)
+
+    @property
+    def idle(self) -> bool:
+        """Return whether commands can be written and no command waits for its reply."""
+        return not self._sent and not self.ended
+
+    def write(self, waiting: deque[Waiting]) -> None:
+        """Write waiting commands together and in order, until IN_FLIGHT commands are not answered.
+
+        Write nothing if the connection ends because it was idle too long, or while the server is asked.
+        """
+        now = self._loop.time()
+        if now - self._used > self._ages.asked and not self._is_alive(now):
+            return
+        self._used = now
+        packed = []
+        room, due = IN_FLIGHT - len(self._sent), now + self._timeout
+        while waiting and room:
+            one = waiting.popleft()
+            reply = one.reply
+            if reply.done():
+                continue  # the caller was cancelled: do not send the command
+            try:
+                command = one.command.to_bytes(self.run, one.nonce)
+            except Exception as error:  # noqa: BLE001  (goes to the caller of this command)
+                reply.set_exception(error)
+                continue
+            packed.append(command)
+            reply.written = True
+            self._sent.append((one, len(command), due))
+            room -= 1
+        if packed:
+            self._transport.write(b"".join(packed))
+            if self._timer is None:
+                self._look_at(due)
+
+    def _is_alive(self, now: float) -> bool:
+        """Return whether a connection may be used on which nothing was written for some time.
+
+        If it was idle too long, close it. Otherwise ask the server, whose answer then lets the owner write.
+        """
+        if self._asked is not None:
+            return False
+        if self._sent:
+            return True
+        if now - self._used > self._ages.oldest:
+            self.close()
+            return False
+        self._asked = Reply(loop=self._loop)
+        self._sent.append((Waiting(Ping(), b"", self._asked), len(PING), now + self._ages.wait))
+        self._transport.write(PING)
+        self._look_at(now + self._ages.wait)
+        return False
+
+    def data_received(self, data: bytes) -> None:
+        """Read the replies. Give each of them to the caller of the oldest command that is not answered."""
+        self._last_look_is_left = True
+        reader, sent = self._reader, self._sent
+        #: Commands that the server did not carry out, because it wants other credentials: a new connection has them.
+        refused = []
+        reader.feed(data)
+        try:
+            while (reply := reader.gets()) is not MORE:
+                one, _length, _due = sent.popleft()
+                future = one.reply
+                if isinstance(reply, Exception):
+                    if isinstance(reply, AuthenticationError):
+                        self.ended = True
+                        refused.append(one)
+                        continue
+                    reply = self._error_for_caller(reply)
+                if future.done():
+                    continue
+                if isinstance(reply, Exception):
+                    future.set_exception(reply)
+                else:
+                    future.set_result(reply)
+        except (RedisError, IndexError) as error:
+            self.fail(f"the server sent an unexpected reply: {error}")
+            return
+        if self._asked is not None and self._asked.done():
+            self._asked.exception()  # an error is an answer too: perhaps the user may not send PING
+            self._asked, self._used = None, self._loop.time()
+        if self.ended and not sent:
+            self.close()
+        if (owner := self._owner()) is not None:
+            if refused:
+                owner.repeat(refused)
+            owner.write()
+
+    def _error_for_caller(self, error: Exception) -> Exception:
+        """Return the error for the caller.
+
+        If the server refuses writes, or the error is no ResponseError (such as BusyLoadingError), do not use this
+        connection any more.
+        """
+        if isinstance(error, ResponseError) and not refuses_writes(error):
+            return error
+        self.ended = True
+        return NotSent(str(error)) if isinstance(error, ResponseError) else failure(error)
+
+    def _look_at(self, moment: float) -> None:
+        self._last_look_is_left = True
+        self._timer = self._loop.call_at(moment, self._look)
+
+    def _look(self) -> None:
+        """Check whether a reply is late. The reply to the oldest command is due first, so one timer is enough."""
+        self._timer = None
+        if not self._sent:
+            return
+        (_oldest, _length, due), now = self._sent[0], self._loop.time()
+        if now < due:
+            self._look_at(due)
+        elif self._last_look_is_left:
+            # Perhaps the reply has arrived, but the busy loop has not read it yet. Then the server has not failed.
+            self._look_at(now + _LAST_LOOK)
+            self._last_look_is_left = False
+        else:
+            if self._asked is not None and (owner := self._owner()) is not None:
+                owner.was_silent(now - self._used)
+            self.fail(f"no reply within {self._timeout:g} s")
+
+    def eof_received(self) -> None:
+        """Write no more commands. If the server did not get those without a reply, give them back to the owner."""
+        self.ended = True
+        if self._asked is not None:
+            return  # only PING was written
+        lengths = [length for _one, length, _due in self._sent]
+        # TLS adds bytes, so only for one command is it known whether any of its bytes has arrived.
+        countable = len(lengths) == 1 or self._transport.get_extra_info("ssl_object") is None
+        if lengths and countable and never_arrived(self._transport.get_extra_info("socket"), sum(lengths)):
+            dropped = [one for one, _length, _due in self._sent]
+            self._sent.clear()
+            if (owner := self._owner()) is not None:
+                owner.repeat(dropped)
+                owner.write()
+        # The transport now closes itself, and calls `connection_lost`.
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Fail all commands without a reply."""
+        self._previous_protocol.connection_lost(None)
+        self.gone.set_result(None)
+        self._fail_sent(f"the server closed the connection{f': {error}' if error else ''}", object())
+        if (owner := self._owner()) is not None:
+            owner.write()
+
+    def fail(self, message: str) -> None:
+        """Close the connection, because the server does not answer. Commands without a reply raise Unanswered."""
+        was_asked, event = self._asked is not None, object()
+        self._fail_sent(message, event)
+        owner = self._owner()
+        if owner is not None and was_asked:
+            owner.write()  # the waiting commands need another connection, and none of them has failed
+        elif owner is not None:
+            owner.lost(self, message, event)
+
+    def _fail_sent(self, message: str, event: object) -> None:
+        """Close the connection, and raise Unanswered in the callers of commands that were written.
+
+        The circuit breaker counts errors with the same event as one failure.
+        """
+        self.close()
+        if self._asked is not None:
+            self._sent.clear()  # only PING was written
+            self._asked = None
+        while self._sent:
+            one, _length, _due = self._sent.popleft()
+            future = one.reply
+            if not future.done():
+                future.set_exception(Unanswered(message, event))
+
+    def end(self) -> None:
+        """Write no more commands, and close the connection when all commands are answered."""
+        self.ended = True
+        if not self._sent:
+            self.close()
+
+    def close(self) -> None:
+        """Close the connection. The commands without a reply stay in `_sent`."""
+        self.ended = True
+        for timer in (self._timer, self._lifetime):
+            if timer is not None:
+                timer.cancel()
+        self._timer = None
+        if self._connection._writer is not None:
+            self._transport.abort()
+            self._connection._close()
