@@ -34,6 +34,7 @@ class RatelimitsConfig(AppConfig):
     def ready(self) -> None:
         from ratelimits import routers, telemetry
         from ratelimits.checks import (  # noqa: F401  (the system checks)
+            connections,
             credentials,
             entry_points,
             installation,

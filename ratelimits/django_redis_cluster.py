@@ -29,7 +29,13 @@ class ConnectionFactory(PoolFactory):  # type: ignore[misc]
         # If a slot has no node, the other slots can still be used.
         defaults["require_full_coverage"] = False
         kwargs = {**defaults, **parameters, **self.pool_cls_kwargs, **self.redis_client_cls_kwargs}
-        return RedisCluster.from_url(url, **kwargs)
+        client: RedisCluster = RedisCluster.from_url(url, **kwargs)
+        # redis-py leaves out some options of connections that it does not know as options of a cluster.
+        known: dict[str, Any] = client.nodes_manager.connection_kwargs
+        for name, value in kwargs.items():
+            if name.startswith(("ssl_", "health_check_interval")):
+                known.setdefault(name, value)
+        return client
 
     def disconnect(self, connection: RedisCluster) -> None:
         """Close the client's connections to all nodes."""

@@ -57,6 +57,7 @@ from tests.support.cluster import NODES, Cluster, wait_until_loaded
 from tests.support.end_to_end.cluster_asker import CAPACITY
 from tests.support.engine.asking import KEYS, NOW, SECOND, home, limit, usage
 from tests.support.engine.proxy import Proxy
+from tests.support.engine.rotating import Callers, Provider, Streaming, Users
 from tests.support.engine.saying import let_be_idle
 from tests.support.entry_points import begin_afresh
 from tests.support.eventually import until
@@ -1031,3 +1032,25 @@ def test_connections_that_were_dropped_while_they_were_idle_are_replaced(nodes: 
             before = ask().remaining
             assert drop() >= NODES
             assert ask().remaining == before - 1
+
+
+@pytest.mark.parametrize("provider", [Provider, Streaming])
+def test_credentials_of_the_nodes_change_under_load(nodes: Cluster, provider: type[Provider]) -> None:
+    nodes.empty()
+    some = spread(nodes)
+    users = Users([server.port for server in nodes.servers], provider())
+    options = {"credential_provider": users.provider, "health_check_interval": 5}
+    try:
+        with nodes.settings(CONNECTION_POOL_KWARGS=options):
+            engine.decide(some, account=ACCOUNT)
+            for node in current_server().wire._nodes.values():  # type: ignore[attr-defined]
+                assert node._pool.ages.asked == 5, "redis-py's client of a cluster does not know this option"
+                if provider is Provider:
+                    node._pool.ages.lifetime = 0.0
+            with Callers(
+                lambda: engine.decide(some, account=ACCOUNT), lambda: engine.adecide(some, account=ACCOUNT)
+            ) as callers:
+                users.rotate(callers.a_round)
+        assert callers.errors == []
+    finally:
+        users.close()

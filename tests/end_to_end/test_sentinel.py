@@ -20,6 +20,7 @@ from ratelimits.models import Batch, DurabilityGap, Line
 from ratelimits.models.ledger.gaps import GapKind, of_shard
 from tests.support.engine.asking import KEYS, home, limit, usage
 from tests.support.engine.proxy import Proxy
+from tests.support.engine.rotating import Callers, Provider, Streaming, Users
 from tests.support.engine.saying import let_pool_be_idle
 from tests.support.eventually import PATIENCE
 from tests.support.sentinel import Watched
@@ -182,3 +183,18 @@ def test_a_sentinels_connection_that_was_dropped_while_it_was_idle_is_replaced(w
             admin.client_kill_filter(_type="normal", skipme=True)
             assert ask().allowed
         current_server().wire.client.close()
+
+
+@pytest.mark.parametrize("provider", [Provider, Streaming])
+def test_credentials_of_the_primary_change_under_load(watched: Watched, provider: type[Provider]) -> None:
+    users = Users([server.port for server in watched.servers], provider())
+    with watched.settings(CONNECTION_POOL_KWARGS={"credential_provider": users.provider}):
+        wire: Any = current_server().wire
+        if provider is Provider:
+            wire._pool.ages.lifetime = 0.0
+        with Callers(
+            lambda: engine.decide([limit()], account="acme"), lambda: engine.adecide([limit()], account="acme")
+        ) as callers:
+            users.rotate(callers.a_round)
+        current_server().wire.client.close()
+    assert callers.errors == []

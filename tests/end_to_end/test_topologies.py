@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
+import ssl
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
@@ -19,7 +19,7 @@ from django_redis.pool import ConnectionFactory
 
 from ratelimits import engine, rules
 from ratelimits.algorithms.limits import Concurrency, TokenBucket
-from ratelimits.embedded import EmbeddedServer, free_port
+from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.call import shard
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
@@ -30,6 +30,9 @@ from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.receipts import refund, settle
 from ratelimits.simulate.trial import try_rule
 from ratelimits.status.facts import Level, facts
+from tests.support.engine.asking import limit
+from tests.support.engine.proxy import Proxy
+from tests.support.engine.tls import TlsServer
 from tests.support.eventually import until
 from tests.support.rows import NEEDED, rule
 from tests.support.servers import server_binary
@@ -38,11 +41,6 @@ from tests.support.usage.traffic import NOON, flow
 pytestmark = pytest.mark.django_db(transaction=True)
 
 SCALING = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
-#: Makes the certificate cert.pem of a server at 127.0.0.1, which signs itself, and its key key.pem.
-CERTIFICATE = (
-    "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2"
-    " -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
-)
 WHO = Identity("user:1", None, "account:acme", "ip:203.0.113.9")
 
 
@@ -144,6 +142,14 @@ def test_over_a_unix_socket(server: EmbeddedServer) -> None:
         everything()
 
 
+def test_on_a_server_that_knows_only_resp_3(server: EmbeddedServer) -> None:
+    with Proxy(server.port) as proxy:
+        proxy.first = b"*2\r\n$5\r\nHELLO\r\n$1\r\n3\r\n"
+        with using(proxy.url, CONNECTION_POOL_KWARGS={"protocol": 3}):
+            everything()
+            current_server().wire.client.close()
+
+
 def test_a_user_with_the_documented_rights_can_do_everything(server: EmbeddedServer) -> None:
     with redis.Redis(port=server.port) as admin:
         admin.execute_command("ACL", "SETUSER", "ratelimits", *documented_rights())
@@ -167,26 +173,35 @@ def test_that_user_may_touch_no_other_keys_and_delete_nothing_else(server: Embed
 @pytest.mark.system
 def test_over_tls_on_redis_7(tmp_path: Path) -> None:
     """The server's certificate is checked: without it, nothing is sent."""
-    subprocess.run(["sh", "-c", CERTIFICATE], cwd=tmp_path, check=True, capture_output=True)
-    options = {
-        "appendfsync": "always",
-        "tls-port": str(free_port()),
-        "tls-cert-file": str(tmp_path / "cert.pem"),
-        "tls-key-file": str(tmp_path / "key.pem"),
-        "tls-ca-cert-file": str(tmp_path / "cert.pem"),
-        "tls-auth-clients": "no",
-    }
-    server = EmbeddedServer(tmp_path / "s", aof=True, binary=server_binary("redis7"), options=options)
-    url = f"rediss://127.0.0.1:{options['tls-port']}/0"
-    try:
-        with using(url):
+    with TlsServer(tmp_path) as server:
+        with using(server.url):
             assert checking.check(WHO).decision is None
-        ConnectionFactory._pools.pop(url).disconnect()
+        ConnectionFactory._pools.pop(server.url).disconnect()
         checking.breaker.succeeded()
-        with using(url, CONNECTION_POOL_KWARGS={"ssl_ca_certs": str(tmp_path / "cert.pem")}):
+        with using(server.url, CONNECTION_POOL_KWARGS=server.pool_kwargs):
             everything()
             current_server().wire.client.close()
-        ConnectionFactory._pools.pop(url).disconnect()
-    finally:
-        server.stop()
-        rules.forget()
+        ConnectionFactory._pools.pop(server.url).disconnect()
+    rules.forget()
+
+
+@pytest.mark.system
+def test_a_cluster_over_tls(tmp_path: Path) -> None:
+    factory = "ratelimits.django_redis_cluster.ConnectionFactory"
+    with TlsServer(tmp_path, {"cluster-enabled": "yes", "tls-cluster": "yes"}) as server:
+        with redis.Redis(port=server.server.port) as admin:
+            admin.cluster("ADDSLOTSRANGE", 0, 16383)
+            until(lambda: admin.cluster("INFO")["cluster_state"] == "ok", "the node serves its slots")
+        kwargs = {**server.pool_kwargs, "ssl_min_version": ssl.TLSVersion.TLSv1_3}
+        with using(server.url, CONNECTION_FACTORY=factory, CONNECTION_POOL_KWARGS=kwargs):
+            for ask in (
+                lambda: engine.decide([limit()], account="acme"),
+                lambda: asyncio.run(engine.adecide([limit()], account="acme")),
+            ):
+                assert ask().allowed
+            wire: Any = current_server().wire
+            (node,) = wire._nodes.values()
+            (owned,) = node._idle._idle
+            assert owned.connection._sock.version() == "TLSv1.3"
+            assert owned.connection.ssl_min_version == ssl.TLSVersion.TLSv1_3
+            wire.client.close()

@@ -41,6 +41,8 @@ class Ages:
 
     def __init__(self, kwargs: Mapping[str, Any], timeout: float) -> None:
         self.asked = float(kwargs.get("health_check_interval") or IDLE)
+        if not self.asked > 0:
+            raise ValueError(f"health_check_interval is {self.asked:g}: write a number of seconds")
         self.oldest = max(OLDEST, self.asked)
         # Half of the time of a call: then a call that has to make a new connection is not much later.
         self.wait = timeout / 2

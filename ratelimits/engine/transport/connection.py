@@ -25,6 +25,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from ratelimits.engine.run import ASK_RUN, run_after, run_of
 from ratelimits.engine.transport.ages import closed
 from ratelimits.engine.transport.arrival import never_arrived, not_written
+from ratelimits.engine.transport.credentials import connect
 
 
 class Unavailable(Exception):
@@ -260,12 +261,7 @@ def _is_end(error: BaseException) -> bool:
 def greet(connection: Any) -> str:
     """Open a connection of redis-py and return the run of the server. Raise NotSent if the server does not answer."""
     try:
-        try:
-            connection.connect()
-        except AuthenticationError:
-            if connection.credential_provider is None:
-                raise
-            connection.connect()  # the credentials changed after the provider was asked; it has new ones now
+        connect(connection)
         connection.send_packed_command([ASK_RUN], check_health=False)
         try:
             return run_of(connection.read_response())

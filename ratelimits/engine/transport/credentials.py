@@ -1,4 +1,4 @@
-"""Replace connections when a provider of credentials has new ones (tokens of IAM or Entra ID)."""
+"""Connect with credentials that expire (tokens of IAM or Entra ID), and replace connections that have old ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,22 @@ from collections.abc import Generator
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
+from redis.exceptions import AuthenticationError
+
 logger = logging.getLogger(__name__)
+
+
+def connect(connection: Any) -> None:
+    """Open a connection of redis-py. If its credentials are refused, ask their provider once more.
+
+    They perhaps changed after the provider was asked. Then it has new ones now.
+    """
+    try:
+        connection.connect()
+    except AuthenticationError:
+        if connection.credential_provider is None:
+            raise
+        connection.connect()
 
 
 class Renewable(Protocol):

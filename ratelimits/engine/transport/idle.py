@@ -135,6 +135,8 @@ class RenewableConnections(IdleConnections):
     def __init__(self, pool: Any) -> None:
         #: All connections, also those that a call uses now.
         self._all: WeakSet[OwnedConnection] = WeakSet()
+        #: How often there were new credentials.
+        self._renewals = 0
         super().__init__(pool)
 
     def _begin(self) -> None:
@@ -148,14 +150,18 @@ class RenewableConnections(IdleConnections):
                 return connection
 
     def _connect(self) -> OwnedConnection:
+        renewals = self._renewals
         connection = super()._connect()
         with self._lock:
             self._all.add(connection)
+            if renewals != self._renewals:
+                connection.process = None  # perhaps it has the earlier credentials: use it only for this call
         return connection
 
     def renew(self) -> None:
         """Replace each connection before its next use."""
         with self._lock:
+            self._renewals += 1
             connections = list(self._all)
         for connection in connections:
             connection.process = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import deque
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import hiredis
 from redis.asyncio.connection import DefaultParser
@@ -43,12 +43,8 @@ class Reply(asyncio.Future[Any]):
         return not self.written and super().cancel(msg)
 
 
-class Waiting(NamedTuple):
-    """A command that is not written yet."""
-
-    command: Sendable
-    nonce: bytes
-    reply: Reply
+#: A command that is not written yet, its nonce, and its reply. This is a plain tuple: each decision makes one.
+Waiting = tuple[Sendable, bytes, Reply]
 
 
 class Ping:
@@ -135,18 +131,17 @@ class Link(asyncio.Protocol):
         packed = []
         room, due = IN_FLIGHT - len(self._sent), now + self._timeout
         while waiting and room:
-            one = waiting.popleft()
-            reply = one.reply
+            one = command, nonce, reply = waiting.popleft()
             if reply.done():
                 continue  # the caller was cancelled: do not send the command
             try:
-                command = one.command.to_bytes(self.run, one.nonce)
+                data = command.to_bytes(self.run, nonce)
             except Exception as error:  # noqa: BLE001  (goes to the caller of this command)
                 reply.set_exception(error)
                 continue
-            packed.append(command)
+            packed.append(data)
             reply.written = True
-            self._sent.append((one, len(command), due))
+            self._sent.append((one, len(data), due))
             room -= 1
         if packed:
             self._transport.write(b"".join(packed))
@@ -166,7 +161,7 @@ class Link(asyncio.Protocol):
             self.close()
             return False
         self._asked = Reply(loop=self._loop)
-        self._sent.append((Waiting(Ping(), b"", self._asked), len(PING), now + self._ages.wait))
+        self._sent.append(((Ping(), b"", self._asked), len(PING), now + self._ages.wait))
         self._transport.write(PING)
         self._look_at(now + self._ages.wait)
         return False
@@ -181,7 +176,7 @@ class Link(asyncio.Protocol):
         try:
             while (reply := reader.gets()) is not MORE:
                 one, _length, _due = sent.popleft()
-                future = one.reply
+                future = one[2]
                 if isinstance(reply, Exception):
                     if isinstance(reply, AuthenticationError):
                         self.ended = True
@@ -283,8 +278,7 @@ class Link(asyncio.Protocol):
             self._sent.clear()  # only PING was written
             self._asked = None
         while self._sent:
-            one, _length, _due = self._sent.popleft()
-            future = one.reply
+            (_command, _nonce, future), _length, _due = self._sent.popleft()
             if not future.done():
                 future.set_exception(Unanswered(message, event))
 

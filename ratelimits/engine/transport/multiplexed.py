@@ -74,6 +74,8 @@ class Multiplexed:
         self._loop = asyncio.get_running_loop()
         self._link: Link | None = None
         self._connecting: asyncio.Task[None] | None = None
+        #: Whether there were new credentials after the task began to connect.
+        self._renewed = False
         self._waiting: deque[Waiting] = deque()
         #: How long the last connection was idle, if no answer came on it (s).
         self._silent = 0.0
@@ -115,7 +117,7 @@ class Multiplexed:
 
     def _queue(self, command: Sendable, nonce: bytes) -> Reply:
         future = Reply(loop=self._loop)
-        self._waiting.append(Waiting(command, nonce, future))
+        self._waiting.append((command, nonce, future))
         if self._write_planned:
             return future
         if self._link is not None and self._link.idle:
@@ -147,7 +149,7 @@ class Multiplexed:
         if loaded is None:
             loaded = self._loading[script.sha] = Reply(loop=self._loop)
             loaded.add_done_callback(lambda done: self._loaded(script, done))
-            self._waiting.appendleft(Waiting(_Loading(script), b"", loaded))
+            self._waiting.appendleft((_Loading(script), b"", loaded))
             self.write()
         # If this caller is cancelled, do not cancel the loading: perhaps other callers wait for the script.
         await asyncio.shield(loaded)
@@ -160,10 +162,10 @@ class Multiplexed:
     def repeat(self, commands: list[Waiting]) -> None:
         """Let commands wait again, before all others, with which the server did nothing. But do this only once."""
         for one in reversed(commands):
-            reply = one.reply
+            command, _nonce, reply = one
             if reply.repeated and not reply.done():
                 reply.set_exception(NotSent("the server refused two connections"))
-            elif not isinstance(one.command, Ping):
+            elif not isinstance(command, Ping):
                 reply.written, reply.repeated = False, True
                 self._waiting.appendleft(one)
 
@@ -177,6 +179,7 @@ class Multiplexed:
             self._loop.call_soon_threadsafe(self._end_link)
 
     def _end_link(self) -> None:
+        self._renewed = self._connecting is not None
         if self._link is not None:
             self._link.end()
 
@@ -195,6 +198,8 @@ class Multiplexed:
         finally:
             self._connecting = None
         self.write()
+        if self._renewed:
+            self._end_link()  # perhaps it has the earlier credentials: use it only for these commands
 
     async def _new_link(self) -> Link:
         """Return a new connection. Try again if the event loop was late, with at most ATTEMPTS attempts in all."""
@@ -240,7 +245,7 @@ class Multiplexed:
     def _give_up(self, message: str, event: object) -> None:
         """Fail all waiting commands with NotSent."""
         while self._waiting:
-            future = self._waiting.popleft().reply
+            _command, _nonce, future = self._waiting.popleft()
             if not future.done():
                 future.set_exception(NotSent(message, event))
 

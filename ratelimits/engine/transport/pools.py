@@ -27,6 +27,7 @@ from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 
 from ratelimits.engine.transport.ages import Ages, answers, tcp_options
+from ratelimits.engine.transport.credentials import connect
 
 try:
     from redis.maint_notifications import MaintNotificationsConfig
@@ -93,6 +94,8 @@ class _Pool(ConnectionPool):
     def get_connection(self, *_names: Any, **_options: Any) -> Any:
         """Return an open connection on which the server has just answered, or that was used just now."""
         connection: Any
+        # A connection that is made now gets its credentials after this moment.
+        now = time.monotonic()
         try:
             connection = super().get_connection(*_NAMES)
         except AuthenticationError:
@@ -100,13 +103,12 @@ class _Pool(ConnectionPool):
                 raise
             # The credentials changed after the provider was asked. It has new ones now.
             connection = super().get_connection(*_NAMES)
-        now = time.monotonic()
         made, used = self._moments.get(connection, (now, now))
         if made < self._renewed or now - made > self.ages.lifetime or not self._is_alive(connection, now - used):
             made = now
             try:
                 connection.disconnect()
-                connection.connect()
+                connect(connection)
             except BaseException:
                 self.release(connection)
                 raise

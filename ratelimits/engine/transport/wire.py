@@ -63,6 +63,13 @@ def _embedded_url() -> str:
     return own_url() if embedded.own else shared_url(embedded.folder())
 
 
+def try_options(alias: str, timeout: float) -> None:
+    """Make a connection for a cache alias, but do not open it. Raise an error if its options are wrong."""
+    source = configured(alias)
+    if isinstance(source, redis.Redis):
+        no_retry_pool(source.connection_pool, timeout).make_connection()
+
+
 class Wire:
     """The connections to the server of one django-redis cache alias."""
 

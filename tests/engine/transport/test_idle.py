@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from ratelimits.engine.transport.connection import NotSent, Unanswered
 from ratelimits.engine.transport.wire import Wire
 from tests.support.engine.proxy import Proxy
 from tests.support.engine.saying import COUNT, TIMEOUT, WHO, let_be_idle, say, script_call
+from tests.support.engine.tls import TlsServer
 from tests.support.eventually import until
 from tests.support.snippets import snippet
 
@@ -249,6 +251,34 @@ class TestClosedByTheServer:
             assert ask() == 1
             assert ask(say(b"RESET")) in (b"RESET", "RESET")  # the connection has no user any more
             assert ask() == 2
+
+
+@pytest.mark.system
+class TestTls:
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_the_same_holds_for_connections_over_tls(
+        self, opened: Callable[..., Wire], tmp_path: Path, is_async: bool
+    ) -> None:
+        with TlsServer(tmp_path) as server, Proxy(server.port) as proxy, redis.Redis(port=server.server.port) as admin:
+            url = proxy.url.replace("redis://", "rediss://")
+            with Asker(opened(url, CONNECTION_POOL_KWARGS=server.pool_kwargs), is_async) as ask:
+                ask.wire._pool.ages.wait = SOON
+                assert ask() == 1
+                let_be_idle(ask.wire, 2 * IDLE)
+                proxy.forget()
+                assert ask() == 2, "dropped without a word"
+                before = pings(admin)
+                ask.wire._pool.ages.wait = 10
+                let_be_idle(ask.wire, 1.5 * IDLE)
+                assert (ask(), pings(admin)) == (3, before + 1)
+                admin.client_kill_filter(_type="normal", skipme=True)
+                until(lambda: proxy.open == 0, "the proxy has closed its end too")
+                assert ask() == 4, "closed by the server"
+                proxy.cut.set()
+                with pytest.raises(Unanswered):
+                    ask()
+                proxy.cut.clear()
+                assert ask() == 6, "not sent again, since it had arrived"
 
 
 class TestTcp:

@@ -11,10 +11,11 @@ from tests.support.eventually import PATIENCE
 
 
 class _Pair:
-    """The two ends of a connection: when bytes last came, and whether the proxy swallows all that comes."""
+    """The two ends of a connection: when bytes last came, whether any came, and whether the proxy swallows them."""
 
     def __init__(self) -> None:
         self.used = time.monotonic()
+        self.begun = False
         self.forgotten = False
 
 
@@ -23,7 +24,8 @@ class Proxy:
 
     While `tear` is set, a connection ends in the middle of its next reply. Replies are late by `delay` seconds. If
     `piece` is not 0, replies come in pieces of this number of bytes. In replies, each key of `replaced` is replaced by
-    its value of the same length. `forget` drops idle connections.
+    its value of the same length. `forget` drops idle connections. If the first bytes on a connection do not contain
+    `first`, nothing on it is forwarded.
     """
 
     def __init__(self, port: int) -> None:
@@ -36,6 +38,7 @@ class Proxy:
         self.delay = 0.0
         self.piece = 0
         self.replaced: dict[bytes, bytes] = {}
+        self.first = b""
         self._flowing = threading.Event()
         self._flowing.set()
         self._sockets: list[socket.socket] = []
@@ -129,6 +132,8 @@ class Proxy:
         """Note bytes that came. Return whether they are forwarded."""
         with self._lock:
             pair.used = time.monotonic()
+            if not pair.begun:
+                pair.begun, pair.forgotten = True, self.first not in data
             if requests and not pair.forgotten:
                 self.sent += data
             return not pair.forgotten
