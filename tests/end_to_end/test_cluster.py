@@ -28,6 +28,8 @@ from rest_framework.views import APIView
 from ratelimits import engine
 from ratelimits.algorithms.limits import Concurrency
 from ratelimits.checks.settings import check_cache
+from ratelimits.doctor.diagnosis import diagnose
+from ratelimits.doctor.parts import Part
 from ratelimits.embedded import free_port
 from ratelimits.engine import AlreadySettled, Decision, Limit, Meter, Mode, NotSent, Stale, Unanswered
 from ratelimits.engine import server as server_module
@@ -53,6 +55,7 @@ from ratelimits.throttling import UserRateThrottle
 from ratelimits.usage import process_totals
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
+from tests.doctor.restrictions import connected
 from tests.support.cluster import NODES, Cluster, wait_until_loaded
 from tests.support.end_to_end.cluster_asker import CAPACITY
 from tests.support.engine.asking import KEYS, NOW, SECOND, home, limit, usage
@@ -1054,3 +1057,17 @@ def test_credentials_of_the_nodes_change_under_load(nodes: Cluster, provider: ty
         assert callers.errors == []
     finally:
         users.close()
+
+
+def test_the_doctor_tries_each_node(cluster: Cluster) -> None:
+    diagnoses = diagnose()
+    assert [one.findings for one in diagnoses] == [()] * NODES
+    assert len({one.address for one in diagnoses}) == NODES
+    assert [client.keys() for client in cluster.clients] == [[]] * NODES
+
+
+def test_the_doctor_names_a_cluster_that_the_cache_does_not_know(cluster: Cluster) -> None:
+    with connected(f"redis://127.0.0.1:{cluster.servers[0].port}/0"):
+        (one,) = diagnose()
+    assert [found.name for found in one.findings] == ["cluster"]
+    assert not any(one.works(part) for part in Part)

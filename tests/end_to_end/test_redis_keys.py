@@ -16,6 +16,7 @@ import redis
 
 from ratelimits import engine, rules
 from ratelimits.algorithms.limits import Concurrency, SlidingLog
+from ratelimits.doctor.diagnosis import diagnose
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.call import Op
 from ratelimits.engine.server import current_server
@@ -35,7 +36,16 @@ pytestmark = pytest.mark.django_db(transaction=True)
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 LONG = Decimal(1_000_000)
 #: What a name in `<…>` stands for in the table; for the names that are not here, any text without a colon.
-_NAMES = {"key": ".+", "state": ".+", "schema": r"\d+", "namespace": "test", "shard": r"\d+", "algorithm": "[a-z]"}
+_NAMES = {
+    "key": ".+",
+    "state": ".+",
+    "name": ".+",
+    "id": "[0-9a-f]+",
+    "schema": r"\d+",
+    "namespace": "test",
+    "shard": r"\d+",
+    "algorithm": "[a-z]",
+}
 #: A Redis key by which this test learns that it has seen all earlier events.
 _END = "seen"
 
@@ -152,6 +162,7 @@ def test_every_redis_key_has_a_time_to_live_or_an_owner(
             rarer()
             simulate()
             flow()
+            assert [one.findings for one in diagnose()] == [()]
         patterns = {key: pattern_of(key) for key in seen}
         assert [key for key, pattern in patterns.items() if pattern is None] == []
         for key, pattern in patterns.items():

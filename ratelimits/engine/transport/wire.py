@@ -321,8 +321,11 @@ class Wire:
 
 
 def _block_timeout(seconds_left: float) -> float:
-    """Return the timeout of a blocking command in seconds, never 0: with 0 the server would block for ever."""
-    return round(min(max(seconds_left, 0.001), LONGEST_BLOCK), 3)
+    """Return the timeout of a blocking command in seconds.
+
+    With 0, each server would block for ever, and with 0.001, Redis 6.2 does.
+    """
+    return round(min(max(seconds_left, 0.002), LONGEST_BLOCK), 3)
 
 
 def _exchanged(exchange: Callable[[bytes], Any], command: Sendable, run: str, nonce: bytes) -> Any:

@@ -26,7 +26,7 @@ from ratelimits.engine.transport import idle, link
 from ratelimits.engine.transport.ages import IDLE
 from ratelimits.engine.transport.connection import NotSent, Unanswered
 from ratelimits.engine.transport.link import IN_FLIGHT
-from ratelimits.engine.transport.wire import Wire
+from ratelimits.engine.transport.wire import Wire, _block_timeout
 from tests.support.engine.proxy import Proxy
 from tests.support.engine.saying import COUNT, TIMEOUT, WHO, Said, let_be_idle, say, script_call
 from tests.support.eventually import until
@@ -774,3 +774,13 @@ class TestMultiplexing:
 def link_of(wire: Wire) -> Any:
     """Return the open connection of the running loop."""
     return wire._loops[asyncio.get_running_loop()][0]._link
+
+
+def test_the_shortest_wait_for_a_list_ends_on_redis_6(tmp_path: Path) -> None:
+    """Redis 6.2 waits for ever if the timeout is a millisecond."""
+    server = RunningServer(tmp_path / "s", binary=server_binary("redis6"))
+    try:
+        with redis.Redis(port=server.port, socket_timeout=10) as client:
+            assert client.blpop(["nothing"], timeout=_block_timeout(0.000_1)) is None
+    finally:
+        server.stop()

@@ -1,0 +1,98 @@
+"""Turn a server's error into a finding: which command it refused, and what would change it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redis.exceptions import AuthenticationError, MovedError, NoPermissionError, ReadOnlyError
+
+from ratelimits.doctor.findings import ServerFinding
+from ratelimits.doctor.parts import Part
+from ratelimits.engine.refused import Reason, RefusedCommand, refused
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """The user as whom the app connects, and the pattern of the Redis keys that the user needs."""
+
+    user: str
+    keys: str
+
+    def right(self, acl: str) -> str:
+        """Return the command that gives the user a right."""
+        return f"ACL SETUSER {self.user} {acl}"
+
+
+def of_command(error: BaseException, command: str, parts: frozenset[Part], who: Who) -> ServerFinding | None:
+    """Return a finding if the server refused this command; None if the error has another meaning."""
+    found = refused(error, command, who.keys)
+    return of_refusal(found, parts, who) if found is not None else _of_state(error, parts)
+
+
+def of_refusal(found: RefusedCommand, parts: frozenset[Part], who: Who) -> ServerFinding:
+    """Return the finding for a refused command."""
+    if found.reason is Reason.KEY:
+        why = f"The server's user {who.user} may not touch the Redis keys {who.keys.removeprefix('~')}: {found.error}"
+        return ServerFinding(f"keys:{found.acl}", parts, why, who.right(found.acl), found.acl)
+    name = f"command:{found.command or '?'}"
+    command = found.command or "a command of a script"
+    if found.reason is Reason.MISSING:
+        why = f"The server does not have {command}: {found.error}"
+        mend = (
+            f"Remove `rename-command {command.split(' ')[0]}` from the server's configuration. If the server is hosted,"
+            " its provider has disabled the command (docs/servers.md)."
+        )
+        return ServerFinding(name, parts, why, mend)
+    why = f"The server's user {who.user} may not send {command}: {found.error}"
+    return ServerFinding(
+        name, parts, why, who.right(found.acl) if found.acl else "Give the user this right.", found.acl
+    )
+
+
+def _of_state(error: BaseException, parts: frozenset[Part]) -> ServerFinding | None:
+    """Return a finding if the server refused the command because of its state."""
+    text = str(error)
+    if isinstance(error, ReadOnlyError) or "READONLY" in text:
+        return ServerFinding(
+            "replica",
+            parts,
+            f"The server is a replica, which refuses writes: {text}",
+            "Name the primary in the LOCATION of the cache, or use Sentinel (docs/scaling.md).",
+        )
+    if isinstance(error, MovedError) or text.startswith("MOVED "):
+        return ServerFinding(
+            "cluster",
+            parts,
+            f"The server is a node of a Redis Cluster, but the cache does not connect to the whole cluster: {text}",
+            "Connect the cache as docs/scaling.md#redis-cluster says.",
+        )
+    if "OOM" in text or "maxmemory" in text:
+        return ServerFinding(
+            "full", parts, f"The memory of the server is full: {text}", "Give the server more memory (`maxmemory`)."
+        )
+    if any(word in text for word in ("NOREPLICAS", "MISCONF")):
+        return ServerFinding(
+            "writes", parts, f"The server refuses writes: {text}", "Look at the server's log and its disk."
+        )
+    return None
+
+
+def of_connection(error: Exception, who: Who) -> ServerFinding:
+    """Return the finding for a server to which nothing could be sent."""
+    if isinstance(error, AuthenticationError) or "NOAUTH" in str(error) or "WRONGPASS" in str(error):
+        return ServerFinding(
+            "login",
+            frozenset(Part),
+            f"The server does not accept the user {who.user} with this password: {error}",
+            "Write the user and the password into the LOCATION of the cache: redis://user:password@host:port/0.",
+        )
+    if isinstance(error, NoPermissionError):
+        found = refused(error)
+        if found is not None:
+            return of_refusal(found, frozenset(Part), who)
+    return ServerFinding(
+        "connection",
+        frozenset(Part),
+        f"The server does not answer: {type(error).__name__}: {error}",
+        "Look at the LOCATION of the cache, at the network, and at RATELIMITS['TIMEOUT'].",
+    )

@@ -1,0 +1,133 @@
+"""What a server says of itself in INFO, and what of it does not suit the app. `check` and the status page use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ratelimits.conf import conf
+from ratelimits.doctor.findings import ServerFinding
+from ratelimits.doctor.parts import Part
+
+#: The oldest supported version of Redis. Valkey names the version of Redis that it is compatible with: 7.2.4.
+OLDEST = (6, 2)
+#: If a server uses at least this share of its maximum memory, it soon refuses to count.
+FULL = 0.95
+#: The parts that write. A server that refuses writes lets none of them work.
+WRITING = frozenset(Part)
+
+
+@dataclass(frozen=True, slots=True)
+class Properties:
+    """The properties of a server that the app depends on. None means that the server does not say it."""
+
+    #: "Redis" or "Valkey".
+    product: str
+    version: str
+    #: The version of Redis with which the server is compatible.
+    compatible: tuple[int, ...]
+    #: Used memory in bytes.
+    memory: int
+    #: Maximum memory in bytes; 0 for no maximum.
+    max_memory: int
+    #: The eviction policy.
+    policy: str | None
+    #: Whether the server has an append-only file.
+    aof: bool | None
+    #: Whether the last write to the append-only file succeeded.
+    aof_written: bool
+    is_replica: bool
+    #: Whether the server is a node of a cluster.
+    is_node: bool
+
+    @property
+    def may_evict(self) -> bool:
+        """Return whether the server says that it deletes keys when its memory is full."""
+        return self.policy not in (None, "noeviction")
+
+
+def properties(info: Mapping[str, Any]) -> Properties:
+    """Return the properties in the reply to INFO, as redis-py reads it."""
+    redis_version = str(info.get("redis_version", ""))
+    valkey_version = info.get("valkey_version")
+    aof = info.get("aof_enabled")
+    return Properties(
+        product="Redis" if valkey_version is None else "Valkey",
+        version=str(valkey_version or redis_version),
+        compatible=tuple(int(part) for part in redis_version.split(".")[:2] if part.isdigit()),
+        memory=int(info.get("used_memory", 0)),
+        max_memory=int(info.get("maxmemory", 0)),
+        policy=str(info["maxmemory_policy"]) if info.get("maxmemory_policy") else None,
+        aof=None if aof is None else bool(aof),
+        aof_written=info.get("aof_last_write_status", "ok") == "ok",
+        is_replica=info.get("role") == "slave",
+        is_node=bool(info.get("cluster_enabled")),
+    )
+
+
+def unsuitable(found: Properties, *, in_cluster: bool = False) -> Iterator[ServerFinding]:
+    """Yield a finding for each property that does not suit the app. `in_cluster`: the project uses a Redis Cluster."""
+    if found.compatible and found.compatible < OLDEST:
+        yield ServerFinding(
+            "old",
+            frozenset(Part),
+            f"The server has version {found.version}. The app needs Redis 6.2 or newer, or Valkey.",
+            "Upgrade the server.",
+        )
+    if found.is_replica:
+        yield ServerFinding(
+            "replica",
+            WRITING,
+            "The server is a replica, which refuses writes.",
+            "Name the primary in the LOCATION of the cache, or use Sentinel (docs/scaling.md).",
+        )
+    if found.is_node and not in_cluster:
+        yield ServerFinding(
+            "cluster",
+            frozenset(Part),
+            "The server is a node of a Redis Cluster, but the cache does not connect to the whole cluster.",
+            "Connect the cache as docs/scaling.md#redis-cluster says.",
+        )
+    yield from append_only(found)
+    yield from eviction(found)
+    if found.max_memory and found.memory >= FULL * found.max_memory:
+        yield ServerFinding(
+            "full",
+            frozenset(),
+            f"The server uses {found.memory / found.max_memory:.0%} of its maximum memory. A full server refuses to"
+            " count: the failure policies decide then.",
+            "Give the server more memory (`maxmemory`).",
+        )
+
+
+def append_only(found: Properties) -> Iterator[ServerFinding]:
+    """Yield what is wrong with the append-only file. With RATELIMITS["FENCE"] "none", no such file is needed."""
+    if conf.FENCE == "none":
+        return
+    if found.aof is False:
+        yield ServerFinding(
+            "append-only",
+            frozenset({Part.BILLS, Part.RESTORES}),
+            "The Redis server keeps no append-only file. So limits work, but no usage will be written to the ledger.",
+            "Start the server with `redis-server --appendonly yes`, or set `appendonly yes` in its configuration."
+            " (RATELIMITS['FENCE'] = 'none' writes usage without this file, and is for development only.)",
+        )
+    if not found.aof_written:
+        yield ServerFinding(
+            "not-written",
+            frozenset({Part.BILLS, Part.RESTORES}),
+            "The server could not write its append-only file. Until it can, no usage reaches the ledger.",
+            "Look at the server's log and at its disk.",
+        )
+
+
+def eviction(found: Properties) -> Iterator[ServerFinding]:
+    """Yield a finding if the server can delete keys of the app."""
+    if found.may_evict:
+        yield ServerFinding(
+            "evicts",
+            frozenset({Part.BILLS, Part.RESTORES}),
+            f"The Redis server's maxmemory-policy is {found.policy}: it can drop usage that is not drained.",
+            "Set `maxmemory-policy noeviction`. If other data needs another policy, use a separate server.",
+        )

@@ -1,0 +1,73 @@
+"""Try each command that the app sends, by itself and in a script, as the app's own user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from ratelimits.doctor.commands import KEYS, USED, Used
+from ratelimits.doctor.errors import Who, of_command
+from ratelimits.doctor.findings import ServerFinding, merged
+from ratelimits.doctor.parts import Part
+from ratelimits.doctor.scratch import TIME_TO_LIVE, Scratch, name_of
+
+#: Sends one command from a script. The keys come first in ARGV too, where the command needs them.
+_SENDS = "return redis.call(unpack(ARGV))"
+#: What the server does for the doctor itself: a refusal of these commands is reported by their own tries.
+_EXPIRES, _DELETES = "PEXPIRE", "UNLINK"
+
+
+def refusals(scratch: Scratch, who: Who, *, cluster: bool) -> list[ServerFinding]:
+    """Return a finding for each command that the server refuses, with the parts that need it."""
+    alone = [used for used in USED if used.alone and (cluster or not used.cluster)]
+    found = list(_found(_sent(scratch, alone, _by_itself), lambda used: used.alone, who))
+    if not any(one.name == "command:EVAL" for one in found):
+        in_scripts = [used for used in USED if used.in_scripts]
+        found += _found(_sent(scratch, in_scripts, _in_script), lambda used: used.in_scripts, who)
+    return list(merged(found))
+
+
+def _found(replies: Iterable[tuple[Used, Any]], parts_of: Any, who: Who) -> Iterator[ServerFinding]:
+    for used, reply in replies:
+        if not isinstance(reply, Exception):
+            continue
+        parts: frozenset[Part] = frozenset(parts_of(used))
+        # Any other error comes from an earlier refusal: for example, LSET finds no list if RPUSH was refused.
+        if (finding := of_command(reply, used.name, parts, who)) is not None:
+            yield finding
+
+
+def _sent(scratch: Scratch, commands: Sequence[Used], written: Any) -> Iterator[tuple[Used, Any]]:
+    """Yield each command with its reply, which can be an error.
+
+    All commands go in one round trip, with commands that let the keys expire and delete them. So the server gets all of
+    them, or the doctor was killed before any.
+    """
+    with scratch.client.pipeline(transaction=False) as pipeline:
+        for used in commands:
+            pipeline.execute_command(*written(scratch, used))
+            for key in _keys(scratch, used):
+                pipeline.execute_command(_EXPIRES, key, TIME_TO_LIVE)
+        pipeline.execute_command(_DELETES, *(scratch.key(name_of(key)) for key in KEYS))
+        replies = iter(pipeline.execute(raise_on_error=False))
+    for used in commands:
+        yield used, next(replies)
+        for _key in _keys(scratch, used):
+            next(replies)
+
+
+def _keys(scratch: Scratch, used: Used) -> list[str]:
+    return [scratch.key(name_of(argument)) for argument in used.arguments if argument in KEYS]
+
+
+def _arguments(scratch: Scratch, used: Used) -> list[str]:
+    return [scratch.key(name_of(one)) if one in KEYS else one for one in used.arguments]
+
+
+def _by_itself(scratch: Scratch, used: Used) -> list[str]:
+    return [used.name, *_arguments(scratch, used)]
+
+
+def _in_script(scratch: Scratch, used: Used) -> list[str]:
+    keys = _keys(scratch, used)
+    return ["EVAL", _SENDS, str(len(keys)), *keys, used.name, *_arguments(scratch, used)]

@@ -1,0 +1,209 @@
+"""Walk the whole way of each part of the app on the doctor's Redis keys, with the app's own scripts and functions."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from ratelimits.algorithms.calendar import boundaries
+from ratelimits.algorithms.limits import (
+    Algorithm,
+    CalendarWindow,
+    Concurrency,
+    FixedWindow,
+    Gcra,
+    Lasting,
+    LeakyBucket,
+    LeakyBucketQueue,
+    SlidingLog,
+    SlidingWindow,
+    SmoothBursty,
+    SmoothWarmingUp,
+    TokenBucket,
+)
+from ratelimits.doctor.parts import Part
+from ratelimits.doctor.scratch import TIME_TO_LIVE, Expiring, Scratch, expiring
+from ratelimits.engine.assemble import scripts
+from ratelimits.engine.call import ANY, Call, Meter, Op, Usage, new_nonce
+from ratelimits.engine.command import Command, further_keys, state_keys
+from ratelimits.engine.decide import parse_reply
+from ratelimits.engine.decision import Decision, Lost, Stale
+from ratelimits.engine.program import Term, program
+from ratelimits.engine.transport.connection import Unavailable
+from ratelimits.simulate.lines import TraceLine
+from ratelimits.simulate.replay import Replay, Simulator
+from ratelimits.usage.drain import read_fields
+from ratelimits.usage.fence import NotFencedError, check_server
+from ratelimits.usage.packet import Unreadable, packet
+
+_HOUR = Decimal(3600)
+#: The algorithms that are tried together: they need the same commands.
+_USUAL: tuple[Algorithm, ...] = (
+    TokenBucket(2, Decimal(1), _HOUR),
+    Gcra(2, Decimal(1), _HOUR),
+    LeakyBucket(2, Decimal(1), _HOUR),
+    LeakyBucketQueue(100, Decimal(100), Decimal(1)),
+    FixedWindow(100, _HOUR),
+    CalendarWindow(100, "month"),
+    SlidingWindow(100, _HOUR),
+    SmoothBursty(Decimal(1000), Decimal(1)),
+    SmoothWarmingUp(Decimal(1000), Decimal(1)),
+)
+#: The key and the account of the requests that the doctor decides.
+_KEY, _ACCOUNT = "user:doctor", "doctor"
+#: What a walk raises if the part does not work.
+FAILURES = (Unavailable, RedisError, OSError, NotFencedError, Unreadable, Stale, Lost)
+
+
+class WrongError(Exception):
+    """Raised if the server answered, but not what the app needs."""
+
+
+def walk(scratch: Scratch, part: Part) -> Exception | None:
+    """Walk the way of a part. Return the error if it does not work."""
+    try:
+        _WALKS[part](scratch)
+    except (WrongError, *FAILURES) as error:
+        return error
+    return None
+
+
+def _decide(scratch: Scratch, call: Call) -> Decision:
+    """Decide a call on the doctor's keys, as `engine.decide` does on the project's."""
+    keyspace, command, nonce = scratch.keyspace, Command(scratch.keyspace, call), new_nonce()
+    shards = [0] * len(call.keys)
+    for key in (*state_keys(keyspace, call, shards), *further_keys(keyspace, call, shards)):
+        scratch.written[key] = None
+    for _ in range(2):
+        # The first reply can say that this process has another time than the server. `parse_reply` corrects it.
+        decision = parse_reply(call, scratch.wire.call(Expiring(command), nonce), nonce)
+        if decision is not None:
+            return decision
+    raise WrongError("the server's clock jumps: it was outside of the present billing period twice")
+
+
+def _call(*algorithms: Algorithm, key: str = _KEY, **more: Any) -> Call:
+    terms = tuple(Term(one, f"{number}", 0, 0) for number, one in enumerate(algorithms))
+    return Call(program(terms), (key,), (1,), version=None, **more)
+
+
+def _admits_two(scratch: Scratch, call: Call) -> list[Decision]:
+    """Decide a call with a limit of two permits three times. Raise WrongError if it is not refused the third time."""
+    decisions = [_decide(scratch, call) for _ in range(3)]
+    admitted = [decision.allowed for decision in decisions]
+    if admitted != [True, True, False]:
+        raise WrongError(f"a limit of two permits answered {admitted}, and not [True, True, False]")
+    return decisions
+
+
+def _limits(scratch: Scratch) -> None:
+    _admits_two(scratch, _call(*_USUAL, timeout=ANY))
+
+
+def _logs(scratch: Scratch) -> None:
+    _admits_two(scratch, _call(SlidingLog(2, _HOUR)))
+
+
+def _leases(scratch: Scratch) -> None:
+    limit = Concurrency(2, Decimal(60))
+    first, *_others = _admits_two(scratch, _call(limit))
+    assert first.receipt is not None
+    _decide(scratch, _call(limit, op=Op.RELEASE, lease=first.receipt.nonce))
+    if not _decide(scratch, _call(limit)).allowed:
+        raise WrongError("a lease that was released is not free")
+
+
+def _counts(scratch: Scratch) -> None:
+    """Count three requests in an open batch."""
+    periods = boundaries("month", "UTC", None, time.time_ns() // 1000)
+    usage = Usage(_ACCOUNT, _KEY, (Meter("requests"),), periods)
+    limit = FixedWindow(100, _HOUR)
+    call = Call(program((Term(limit, "counts", 0, 0),)), (_KEY,), (1,), _ACCOUNT, usage, version=None)
+    for _ in range(3):
+        if not _decide(scratch, call).allowed:
+            raise WrongError("a request was refused that must be counted")
+
+
+def _eval(scratch: Scratch, *files: str, key: str, arguments: tuple[str, ...]) -> Any:
+    return scratch.client.eval(expiring(scripts.read(*files)).text.decode(), 1, key, *arguments)
+
+
+def _bills(scratch: Scratch) -> None:
+    """Seal the batch of `_counts`, read it, check that the server can keep it, and delete it."""
+    meta = scratch.keyspace.meta(0)
+    sealing = (secrets.token_hex(12), "", str(time.time_ns() // 1000))
+    _eval(scratch, "run", "batch", "seal", key=meta, arguments=sealing)
+    run, _up, _now, _incarnation, _seq, _at, count, names, *_rest = _eval(
+        scratch, "run", "pending", key=meta, arguments=("64",)
+    )
+    if count != 1:
+        raise WrongError(f"{count} sealed batches wait, and not 1")
+    name = names[0].decode()
+    batch = scratch.key(scratch.keyspace.batch(0, name).removeprefix(scratch.keyspace.home))
+    read = packet(0, read_fields(scratch.client, batch))
+    if not read.lines:
+        raise WrongError("the batch of counted requests has no lines")
+    check_server(scratch.server, run.decode())
+    if _eval(scratch, "drop", key=meta, arguments=(name,)) != 1:
+        raise WrongError("a batch could not be removed")
+
+
+def _restores(scratch: Scratch) -> None:
+    """Let a limit without a state be lost, raise it to 7 permits, and charge one more."""
+    term = Term(CalendarWindow(100, "month"), "restores", 0, 0, lasting=Lasting.ALWAYS)
+    call = Call(program((term,)), (_KEY,), (1,), version=None)
+    try:
+        _decide(scratch, call)
+    except Lost:
+        _decide(scratch, call._replace(op=Op.RESTORE, costs=(7,)))
+    else:
+        raise WrongError("a limit without a state was decided, and not restored")
+    if (decision := _decide(scratch, call)).remaining != 92:
+        raise WrongError(f"{decision.remaining} of 100 permits were left after 7 were restored and 1 was taken")
+
+
+def _waits(scratch: Scratch) -> None:
+    """Take from a list what a script puts into it."""
+    freed = scratch.key("try-freed")
+    text = "redis.call('RPUSH', KEYS[1], ARGV[1]) redis.call('PEXPIRE', KEYS[1], ARGV[2]) return 1"
+    scratch.client.eval(text, 1, freed, "lease", TIME_TO_LIVE)
+    if scratch.wire.pop(freed, 1.0) != b"lease":
+        raise WrongError("a call that waits for a lease was not served")
+
+
+def _edits(scratch: Scratch) -> None:
+    """Publish a version of the rules, and read it."""
+    head = scratch.keyspace.head(0)
+    _eval(scratch, "publish", key=head, arguments=("7",))
+    stored = scratch.client.get(head)
+    if not stored or stored.split()[0] != b"7":
+        raise WrongError(f"the published version 7 is stored as {stored!r}")
+
+
+def _tries(scratch: Scratch) -> None:
+    """Simulate three requests. A simulation has a namespace of its own, and deletes its keys."""
+    with Simulator(scratch.all_servers) as simulator:
+        replay = Replay((TokenBucket(2, Decimal(1), _HOUR),))
+        lines = ((replay, TraceLine(moment, moment, Op.TRY, "", 1, 0, "")) for moment in range(3))
+        admitted = [outcome.allowed for _replay, _line, outcome in simulator.run(lines)]
+    if admitted != [True, True, False]:
+        raise WrongError(f"a simulated limit of two permits answered {admitted}")
+
+
+#: In the order in which the walks are walked: `_bills` seals what `_counts` has counted.
+_WALKS: Mapping[Part, Callable[[Scratch], None]] = {
+    Part.LIMITS: _limits,
+    Part.LOGS: _logs,
+    Part.LEASES: _leases,
+    Part.COUNTS: _counts,
+    Part.BILLS: _bills,
+    Part.RESTORES: _restores,
+    Part.WAITS: _waits,
+    Part.EDITS: _edits,
+    Part.TRIES: _tries,
+}

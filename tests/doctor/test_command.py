@@ -1,0 +1,129 @@
+"""Test what `ratelimits_doctor` prints, its exit status, and that it leaves nothing on the server."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+import redis
+from django.core.management import CommandError, call_command
+
+from ratelimits.doctor import walks
+from ratelimits.doctor.diagnosis import diagnose
+from ratelimits.doctor.parts import ALWAYS, Part, needed
+from ratelimits.doctor.scratch import Scratch
+from tests.doctor.restrictions import ALL, USER, connected, user
+from tests.support.rows import rule
+
+pytestmark = pytest.mark.django_db
+
+
+def run(*arguments: str) -> tuple[str, int]:
+    """Run the command, and return what it prints and its exit status."""
+    out = io.StringIO()
+    try:
+        call_command("ratelimits_doctor", *arguments, stdout=out)
+    except CommandError as error:
+        return f"{out.getvalue()}{error}", error.returncode
+    return out.getvalue(), 0
+
+
+def test_a_server_on_which_everything_works() -> None:
+    text, status = run()
+    assert status == 0
+    assert text.endswith("Everything that the project needs works.\n")
+    assert [line.split()[:2] for line in text.splitlines()[2:11]] == [[part, "yes"] for part in Part]
+
+
+def test_a_refused_command_that_is_needed(redis_client: redis.Redis, redis_url: str) -> None:
+    with user(redis_client, *ALL, "-hset"), connected(redis_url, USER):
+        text, status = run()
+    assert status == 1
+    assert f"    to do: ACL SETUSER {USER} +hset\n" in text
+    assert f"All missing rights in one line: ACL SETUSER {USER} +hset\n" in text
+    assert "The project needs what does not work: " in text
+    assert redis_client.keys() == []
+
+
+def test_a_part_that_nobody_needs_is_no_error(redis_client: redis.Redis, redis_url: str) -> None:
+    with user(redis_client, *ALL, "resetkeys", "~rl:1:test:*"), connected(redis_url, USER):
+        text, status = run()
+    assert status == 0
+    assert f"ACL SETUSER {USER} ~rl:1:simulate-*" in text
+
+
+def test_the_json_has_the_documented_form(redis_client: redis.Redis, redis_url: str) -> None:
+    with user(redis_client, *ALL, "-zadd"), connected(redis_url, USER):
+        rule("jobs", "concurrency")
+        text, status = run("--json")
+        found = json.JSONDecoder().raw_decode(text)[0]
+    assert status == 1
+    assert [*found] == ["format", "ok", "needed", "servers"]
+    assert (found["format"], found["ok"]) == (1, False)
+    assert Part.LEASES in found["needed"]
+    (one,) = found["servers"]
+    assert [*one] == ["address", "user", "product", "version", "works", "fails", "findings", "acl"]
+    assert one["fails"] == ["concurrency"]
+    assert {*one["works"], *one["fails"]} == {*Part}
+    assert one["acl"] == f"ACL SETUSER {USER} +zadd"
+    (finding,) = one["findings"]
+    assert [*finding] == ["name", "parts", "why", "mend"]
+    assert (finding["name"], finding["parts"]) == ("command:ZADD", ["concurrency"])
+
+
+def test_a_server_that_is_away() -> None:
+    with connected("redis://127.0.0.1:1/0"):
+        text, status = run()
+    assert status == 1
+    assert "The server does not answer: " in text
+
+
+def test_what_a_project_needs_depends_on_its_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.delitem(sys.modules, "ratelimits.outbound", raising=False)
+    assert needed() == {*ALWAYS}
+    rule("logs", "sliding_log", mode="off")
+    assert needed() == {*ALWAYS}
+    rule("logged", "sliding_log")
+    rule("jobs", "concurrency")
+    assert needed() == {*ALWAYS, Part.LOGS, Part.LEASES}
+    rule("monthly", "calendar_window", capacity=1, bills=True, lasting=False)
+    assert needed() == {*ALWAYS, Part.LOGS, Part.LEASES, Part.BILLS}
+    rule("restored", "calendar_window", capacity=1)
+    assert needed() == {*ALWAYS, Part.LOGS, Part.LEASES, Part.BILLS, Part.RESTORES}
+
+
+def test_ctrl_c_leaves_nothing(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    walk = walks.walk
+
+    def interrupted(scratch: Scratch, part: Part) -> Exception | None:
+        error = walk(scratch, part)
+        if part is Part.COUNTS:
+            assert redis_client.keys()
+            raise KeyboardInterrupt
+        return error
+
+    monkeypatch.setattr(walks, "walk", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        diagnose()
+    assert redis_client.keys() == []
+
+
+def test_the_keys_of_a_killed_doctor_expire(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each step, each key that it has written has a time to live."""
+    walk = walks.walk
+    wrong: dict[Part, list[Any]] = {}
+
+    def killed(scratch: Scratch, part: Part) -> Exception | None:
+        error = walk(scratch, part)
+        wrong[part] = [key for key in redis_client.scan_iter() if redis_client.pttl(key) <= 0]
+        return error
+
+    monkeypatch.setattr(walks, "walk", killed)
+    monkeypatch.setattr(Scratch, "clean", lambda self: False)
+    diagnose()
+    assert redis_client.keys()
+    assert wrong == {part: [] for part in Part}

@@ -1,0 +1,121 @@
+"""Test that the doctor finds each restriction of a server, and says what would end it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import redis
+
+from ratelimits.doctor.diagnosis import ServerDiagnosis, diagnose
+from ratelimits.doctor.findings import ServerFinding
+from ratelimits.doctor.parts import Part
+from ratelimits.embedded import EmbeddedServer
+from tests.doctor.restrictions import ACLS, ALL, SETTINGS, USER, connected, settings_of_server, user
+from tests.support.servers import TestServers
+
+
+def failing(one: ServerDiagnosis) -> set[Part]:
+    return {part for part in Part if not one.works(part)}
+
+
+def named(one: ServerDiagnosis, name: str) -> ServerFinding | None:
+    return next((found for found in one.findings if found.name == name), None)
+
+
+def only() -> ServerDiagnosis:
+    (one,) = diagnose()
+    return one
+
+
+@contextmanager
+def server(folder: Path, servers: TestServers, *lines: str) -> Iterator[EmbeddedServer]:
+    """Start a server of the session's kind with these lines in its configuration."""
+    folder.mkdir()
+    (folder / "more.conf").write_text("".join(f"{line}\n" for line in lines))
+    running = EmbeddedServer(folder, aof=True, binary=servers.redis.binary, options={"include": "more.conf"})
+    try:
+        with connected(running.url):
+            yield running
+    finally:
+        running.stop()
+
+
+def test_everything_works_on_an_ordinary_server_and_nothing_is_left(redis_client: redis.Redis) -> None:
+    one = only()
+    assert (one.findings, failing(one), one.acl_line) == ((), set(), "")
+    assert redis_client.keys() == []
+
+
+def test_everything_works_for_the_documented_user(redis_client: redis.Redis, redis_url: str) -> None:
+    with user(redis_client, *ALL), connected(redis_url, USER):
+        assert only().findings == ()
+    assert redis_client.keys() == []
+
+
+def test_each_missing_right_is_named(redis_client: redis.Redis, redis_url: str) -> None:
+    wrong = []
+    for title, (denied, name, least, most, right) in ACLS.items():
+        with user(redis_client, *ALL, *denied), connected(redis_url, USER):
+            # Other tests have loaded the scripts.
+            redis_client.script_flush()
+            one = only()
+        found = named(one, name)
+        if found is None or found.mend != f"ACL SETUSER {USER} {right}" or right not in one.acl_line:
+            wrong.append(f"{title}: {one.findings}")
+        if not least <= failing(one) <= most:
+            wrong.append(f"{title}: {failing(one)}, and not from {least} to {most}: {one.findings}")
+        if redis_client.keys() and title not in ("no UNLINK",):
+            wrong.append(f"{title}: left {redis_client.keys()}")
+        redis_client.flushall()
+    assert wrong == []
+
+
+def test_each_unsuitable_setting_is_named(redis_client: redis.Redis) -> None:
+    wrong = []
+    for title, (values, name, parts, mend) in SETTINGS.items():
+        with settings_of_server(redis_client, **values):
+            one = only()
+        found = named(one, name)
+        if found is None or mend not in found.mend or not parts <= failing(one):
+            wrong.append(f"{title}: {one.findings}")
+    assert wrong == []
+
+
+def test_keys_that_cannot_be_deleted_expire(redis_client: redis.Redis, redis_url: str) -> None:
+    with user(redis_client, *ALL, "-unlink"), connected(redis_url, USER):
+        only()
+    left = redis_client.keys()
+    assert left
+    assert [key for key in left if redis_client.pttl(key) <= 0] == []
+
+
+def test_commands_that_the_server_does_not_have_are_named(tmp_path: Path, servers: TestServers) -> None:
+    """HELLO is missing as on servers that speak only RESP 2. The app needs no other protocol."""
+    lines = [f'rename-command {name} ""' for name in ("HELLO", "CONFIG", "BLPOP", "ZADD")]
+    with server(tmp_path / "s", servers, *lines):
+        one = only()
+    for name, parts in (("CONFIG GET", set()), ("BLPOP", {Part.WAITS}), ("ZADD", {Part.LEASES})):
+        found = named(one, f"command:{name}")
+        assert found is not None, name
+        assert parts <= found.parts, name
+        assert f"rename-command {name.split()[0]}" in found.mend
+    assert failing(one) <= {Part.WAITS, Part.LEASES, Part.BILLS}
+    assert one.acl_line == ""
+
+
+def test_a_replica_is_named(tmp_path: Path, servers: TestServers) -> None:
+    with server(tmp_path / "s", servers, "replicaof 127.0.0.1 1"):
+        one = only()
+    assert [found.name for found in one.findings] == ["replica"]
+    assert failing(one) == set(Part)
+
+
+def test_a_wrong_password_and_a_server_that_is_away_are_named(redis_client: redis.Redis, redis_url: str) -> None:
+    with user(redis_client, *ALL), connected(redis_url, USER, "wrong"):
+        assert [found.name for found in only().findings] == ["login"]
+    with connected("redis://127.0.0.1:1/0"):
+        one = only()
+    assert [found.name for found in one.findings] == ["connection"]
+    assert failing(one) == set(Part)
