@@ -47,6 +47,7 @@ WHOLE_PAGES = {
 }
 #: Tests elsewhere that run one code block, and a phrase of this block.
 RUN_BY = {
+    "manage.py ratelimits_doctor": "tests/doctor/test_command.py::test_a_server_on_which_everything_works",
     "Restart=always": "tests/chaos/test_workers.py::test_a_broker_is_killed",
     '"api_views": True': "tests/test_security.py::test_failed_logins_of_an_api_are_limited_by_the_middleware_alone",
     "socket_keepalive_options": "tests/engine/transport/test_idle.py::test_the_options_of_the_page_are_used",

@@ -1,4 +1,4 @@
-"""System checks of the Redis server and the worker. With wrong settings, usage does not reach the ledger."""
+"""System checks of the worker and the shards. With wrong settings, usage does not reach the ledger."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from django.apps import AppConfig
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from ratelimits.conf import conf
 from ratelimits.embedded import ServerStartError
 from ratelimits.engine import Unavailable
-from ratelimits.engine.refused import refused
 from ratelimits.engine.server import current_server
 from ratelimits.models import PeriodUsage, Rule, ShardState
 from ratelimits.models.ledger import moment
@@ -28,60 +27,22 @@ _MAX_INTERVALS = 10
 def check_usage(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Warn if usage does not reach the ledger, or if billed usage could be lost. Do nothing without `--database`."""
+    """Warn if billed usage does not reach the ledger. Do nothing without `--database`."""
     try:
         if not databases or conf.DATABASE not in databases:
             return []
         if not _any_rule_bills():
-            return [*_check_append_only(info := _info()), *_check_eviction(info, bills=False)]
-        of_server = [*_check_append_only(info := _info()), *_check_eviction(info, bills=True)]
-        return [*of_server, *_check_worker(), *_check_shards()]
+            return []
+        server = current_server()
+        # While the server is away, no worker can do anything: then the worker is not what is wrong.
+        server.wire.client_of(server.keyspace, 0).exists(server.keyspace.sealed(0))
+        return [*_check_worker(), *_check_shards()]
     except (DatabaseError, RedisError, Unavailable, ServerStartError, OSError, ImproperlyConfigured):
         return []  # The tables do not exist yet, a server is down, or another check reports the settings.
 
 
 def _any_rule_bills() -> bool:
     return Rule.objects.using(conf.DATABASE).filter(bills=True).exists()
-
-
-def _info() -> dict[str, Any]:
-    server = current_server()
-    try:
-        info: dict[str, Any] = server.wire.client_of(server.keyspace, 0).info()
-    except ResponseError as error:
-        if refused(error) is None:
-            raise
-        return {}  # `checks/server.py` reports this
-    return info
-
-
-def _check_append_only(info: dict[str, Any]) -> Iterator[checks.CheckMessage]:
-    """Warn also before there is a rule: a new project learns at its first check what its server needs."""
-    # "0" means off. A server that hides the field says nothing: then `checks/server.py` tries the fence.
-    if conf.FENCE in ("aof", "waitaof") and info.get("aof_enabled") == 0:
-        yield checks.Warning(
-            "The Redis server keeps no append-only file. So limits work, but no usage will be written to the ledger.",
-            hint="Start the server with `redis-server --appendonly yes`, or set `appendonly yes` in its configuration."
-            " Other values of RATELIMITS['FENCE'] do not need this file: see docs/billing/pipeline.md.",
-            id="ratelimits.W030",
-        )
-
-
-def _check_eviction(info: dict[str, Any], *, bills: bool) -> Iterator[checks.CheckMessage]:
-    policy = info.get("maxmemory_policy")
-    lost = "usage that is not drained, and limits" if bills else "limits, so that requests pass that should not"
-    if policy is None:
-        yield checks.Warning(
-            f"The Redis server's maxmemory-policy cannot be read. If it evicts, the server can drop {lost}.",
-            hint="Ask its provider or its administrator for `maxmemory-policy noeviction`.",
-            id="ratelimits.W047",
-        )
-    elif policy != "noeviction":
-        yield checks.Warning(
-            f"The Redis server's maxmemory-policy is {policy}: it can drop {lost}.",
-            hint="Set `maxmemory-policy noeviction`. If other data needs another policy, use a separate server.",
-            id="ratelimits.W031",
-        )
 
 
 def _check_worker() -> Iterator[checks.CheckMessage]:

@@ -25,6 +25,7 @@ _COUNTS, _BILLS, _RESTORES = Part.COUNTS, Part.BILLS, Part.RESTORES
 _WAITS, _EDITS, _TRIES = Part.WAITS, Part.EDITS, Part.TRIES
 _DECIDES = (_LIMITS, _LOGS, _LEASES, _COUNTS, _RESTORES)
 _ALL = tuple(Part)
+_ALL_BUT_RESTORES = tuple(part for part in Part if part is not _RESTORES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +36,18 @@ class Used:
     arguments    arguments with which the doctor tries the command
     alone        the parts that send it by itself
     in_scripts   the parts whose scripts send it
-    replaceable  whether a part may work without it. Then only the part itself shows whether it does
+    replaceable  the parts that may work without it. Then only the part itself shows whether it does
     cluster      whether only a Redis Cluster gets it
+    fence        the value of RATELIMITS["FENCE"] with which the app sends it; "" if it sends it with each value
     """
 
     name: str
     arguments: tuple[str, ...] = ()
     alone: tuple[Part, ...] = ()
     in_scripts: tuple[Part, ...] = ()
-    replaceable: bool = False
+    replaceable: tuple[Part, ...] = ()
     cluster: bool = False
+    fence: str = ""
 
     @property
     def parts(self) -> frozenset[Part]:
@@ -59,11 +62,14 @@ class Used:
 
 #: All commands, in an order in which each finds what it needs: a string exists before it is renamed.
 USED = (
-    Used("INFO", ("server",), _ALL, (_LIMITS, _COUNTS, _BILLS, _RESTORES), replaceable=True),
-    Used("EVAL", (_SCRIPT, "0"), (_BILLS, _EDITS)),
-    Used("SCRIPT LOAD", (_SCRIPT,), (*_DECIDES, _TRIES), replaceable=True),
-    Used("EVALSHA", (_SHA, "0"), (*_DECIDES, _TRIES), replaceable=True),
-    Used("CONFIG GET", ("appendfsync",), (_BILLS,), replaceable=True),
+    # Without INFO nobody knows that the server restarts, so nothing is restored.
+    Used("INFO", ("server",), _ALL, (_LIMITS, _COUNTS, _BILLS, _RESTORES), replaceable=_ALL_BUT_RESTORES),
+    Used("EVAL", (_SCRIPT, "0"), _ALL, replaceable=_DECIDES),
+    Used("SCRIPT LOAD", (_SCRIPT,), (*_DECIDES, _TRIES), replaceable=(*_DECIDES, _TRIES)),
+    Used("EVALSHA", (_SHA, "0"), (*_DECIDES, _TRIES), replaceable=(*_DECIDES, _TRIES)),
+    Used("CONFIG GET", ("appendfsync",), (_BILLS,), replaceable=(_BILLS,), fence="aof"),
+    Used("WAITAOF", ("0", "0", "1"), (_BILLS,), replaceable=(_BILLS,), fence="waitaof"),
+    Used("WAIT", ("0", "1"), (_BILLS,), replaceable=(_BILLS,), fence="wait"),
     Used("CLUSTER SLOTS", (), _ALL, cluster=True),
     Used("CLUSTER INFO", (), _ALL, cluster=True),
     Used("TIME", (), (_BILLS,), (_LIMITS, _LOGS, _LEASES, _COUNTS, _BILLS, _RESTORES)),
@@ -72,8 +78,8 @@ USED = (
     Used("MGET", (STRING,), (), (*_DECIDES, _TRIES)),
     Used("EXISTS", (STRING,), (_BILLS,), (_LIMITS, _LOGS, _LEASES, _COUNTS, _BILLS)),
     Used("PEXPIRE", (STRING, "60000"), (_BILLS,), (_LIMITS, _LOGS, _LEASES)),
-    Used("TYPE", (STRING,), (_BILLS,), replaceable=True),
-    Used("DUMP", (STRING,), (_BILLS,), replaceable=True),
+    Used("TYPE", (STRING,), (_BILLS,), replaceable=(_BILLS,)),
+    Used("DUMP", (STRING,), (_BILLS,), replaceable=(_BILLS,)),
     Used("RENAME", (STRING, RENAMED), (), (_COUNTS, _BILLS)),
     Used("RENAMENX", (RENAMED, STRING), (), (_COUNTS, _BILLS)),
     Used("HSET", (HASH, "a", "1"), (_TRIES,), (_LOGS, _COUNTS, _BILLS, _RESTORES)),
@@ -112,5 +118,5 @@ def key_patterns(namespace: str) -> tuple[str, str]:
 
 
 def rights(*, cluster: bool = False) -> Iterator[str]:
-    """Yield all rights that the app's user needs for commands, in the order of the table."""
-    return (used.right for used in USED if cluster or not used.cluster)
+    """Yield all rights that the app's user needs for commands with the default settings, in the order of the table."""
+    return (used.right for used in USED if (cluster or not used.cluster) and used.fence in ("", "aof"))

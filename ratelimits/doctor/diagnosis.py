@@ -7,29 +7,34 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoPermissionError, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ratelimits.doctor import walks
+from ratelimits.doctor.address import behind_address
 from ratelimits.doctor.commands import USED, key_patterns
-from ratelimits.doctor.errors import Who, of_command, of_connection
+from ratelimits.doctor.errors import Who, of_command, of_connection, of_fence
 from ratelimits.doctor.findings import ServerFinding, merged
 from ratelimits.doctor.parts import Part
 from ratelimits.doctor.properties import Properties, properties, unsuitable
 from ratelimits.doctor.scratch import Scratch, scratch
 from ratelimits.doctor.tries import refusals
 from ratelimits.engine.cluster.wire import ClusterWire
+from ratelimits.engine.refused import refused
 from ratelimits.engine.server import Server, current_server
 from ratelimits.engine.transport.connection import Unavailable
+from ratelimits.usage.fence import NotFencedError
 
 #: How often the doctor tries again if the server does not answer in time, for example because it is busy.
 _ATTEMPTS = 3
 #: The names of findings that may be different at another time.
 _PASSING = {"connection", "lost"}
 #: With one of these, each command fails for the same reason: no other command is tried.
-_HOPELESS = {"replica", "cluster", "connection", "login"}
-#: Commands that a part may do without. Only a walk shows whether it can.
-_REPLACEABLE = {f"command:{used.name}" for used in USED if used.replaceable}
+_HOPELESS = {"replica", "several", "cluster", "connection", "login"}
+#: Commands that parts may do without, with these parts. Only a walk shows whether they can.
+_REPLACEABLE = {f"command:{used.name}": frozenset(used.replaceable) for used in USED if used.replaceable}
+#: Commands that only a fence needs. The finding about the fence says everything about them.
+_OF_FENCES = {f"command:{used.name}" for used in USED if used.fence}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ class ServerDiagnosis:
 
     address     host and port, or the path of the socket
     user        the user as whom the app connects
-    properties  what the server says of itself; None if it does not say it
+    properties  what the server says of itself; None if it does not answer
     findings    what is wrong
     """
 
@@ -58,29 +63,28 @@ class ServerDiagnosis:
         return f"ACL SETUSER {self.user} {' '.join(missing)}" if missing else ""
 
 
-def diagnose(server: Server | None = None, *, whole: bool = True) -> list[ServerDiagnosis]:
-    """Return a diagnosis for each server: one, or each primary node of a cluster.
+def diagnose(server: Server | None = None) -> list[ServerDiagnosis]:
+    """Return a diagnosis for each server: one, or each primary node of a cluster. Nothing is left on the server.
 
-    With `whole=False`, try the commands, but do not walk the whole way of each part. Nothing is left on the server.
     Raise NotReached if no node of a cluster answers.
     """
     server = server or current_server()
     shards = range(server.keyspace.shards)
     return [
-        _diagnose_server(server, client, shards_of_server[0], whole)
+        _diagnose_server(server, client, shards_of_server[0])
         for client, shards_of_server in server.wire.servers(server.keyspace, shards)
     ]
 
 
-def _diagnose_server(server: Server, client: Any, shard: int, whole: bool) -> ServerDiagnosis:
+def _diagnose_server(server: Server, client: Any, shard: int) -> ServerDiagnosis:
     for _ in range(_ATTEMPTS):
-        diagnosis = _try_server(server, client, shard, whole)
+        diagnosis = _try_server(server, client, shard)
         if not any(found.name in _PASSING for found in diagnosis.findings):
             break
     return diagnosis
 
 
-def _try_server(server: Server, client: Any, shard: int, whole: bool) -> ServerDiagnosis:
+def _try_server(server: Server, client: Any, shard: int) -> ServerDiagnosis:
     options: dict[str, Any] = client.connection_pool.connection_kwargs
     project, simulations = key_patterns(server.keyspace.namespace)
     who = Who(str(options.get("username") or "default"), project)
@@ -89,34 +93,44 @@ def _try_server(server: Server, client: Any, shard: int, whole: bool) -> ServerD
     found: list[ServerFinding] = []
     said: Properties | None = None
     try:
-        said = properties(client.info())
+        said = properties(_info(client))
         found += unsuitable(said, in_cluster=in_cluster)
-    except NoPermissionError:
-        pass  # the tries report it
-    except ResponseError as error:
-        if of_command(error, "INFO", frozenset(), who) is None:
-            found.append(of_connection(error, who))
     except (RedisError, Unavailable, OSError) as error:
         found.append(of_connection(error, who))
     if not any(one.name in _HOPELESS for one in found):
-        found = _tried(scratch(server, shard), found, who, replace(who, keys=simulations), in_cluster, whole)
+        place = scratch(server, shard)
+        try:
+            found = list(_tried(place, found, who, replace(who, keys=simulations), in_cluster))
+        except (RedisError, Unavailable, OSError) as error:
+            found.append(of_connection(error, who))
+        finally:
+            place.clean()
     return ServerDiagnosis(str(address), who.user, said, tuple(merged(found)))
 
 
-def _tried(
-    place: Scratch, found: list[ServerFinding], who: Who, simulating: Who, in_cluster: bool, whole: bool
-) -> list[ServerFinding]:
-    """Return all findings, with those of the tries. Delete the doctor's keys in any case."""
+def _info(client: Any) -> dict[str, Any]:
+    """Return the server's INFO, or nothing if the user may not send it: the tries report this."""
     try:
-        try:
-            found = [*found, *refusals(place, who, cluster=in_cluster)]
-        except (RedisError, Unavailable, OSError) as error:
-            return [*found, of_connection(error, who)]
-        if not whole:
-            return [replace(one, parts=frozenset()) if one.name in _REPLACEABLE else one for one in found]
-        return list(merged(_walked(place, found, who, simulating)))
-    finally:
-        place.clean()
+        info: dict[str, Any] = client.info()
+    except ResponseError as error:
+        if refused(error, "INFO") is None:
+            raise
+        return {}
+    return info
+
+
+def _tried(
+    place: Scratch, found: list[ServerFinding], who: Who, simulating: Who, in_cluster: bool
+) -> Iterator[ServerFinding]:
+    """Yield the findings, with those of the tries and the walks."""
+    if not in_cluster and (behind := list(behind_address(place))):
+        yield from (*found, *behind)
+        return
+    found = [*found, *refusals(place, who, cluster=in_cluster)]
+    if any(one.name in _HOPELESS for one in found):
+        yield from found
+        return
+    yield from _walked(place, found, who, simulating)
 
 
 def _walked(place: Scratch, found: list[ServerFinding], who: Who, simulating: Who) -> Iterator[ServerFinding]:
@@ -124,13 +138,16 @@ def _walked(place: Scratch, found: list[ServerFinding], who: Who, simulating: Wh
 
     Only a walk shows whether a part can do without a replaceable command.
     """
-    perhaps = [one for one in found if one.name in _REPLACEABLE]
-    failing = {part for one in found if one not in perhaps for part in one.parts}
-    works = set()
+    replaceable = [_REPLACEABLE.get(one.name, frozenset()) for one in found]
+    failing = {part for one, parts in zip(found, replaceable, strict=True) for part in one.parts - parts}
+    perhaps = {part for one, parts in zip(found, replaceable, strict=True) for part in one.parts & parts}
+    works: set[Part] = set()
+    new: dict[Part, ServerFinding] = {}
     for part in Part:
         if part is Part.BILLS and Part.COUNTS in failing:
             # Without counts there is nothing to bill.
-            yield from (replace(one, parts=frozenset({Part.BILLS})) for one in found if Part.COUNTS in one.parts)
+            found = [replace(one, parts=one.parts | {part}) if Part.COUNTS in one.parts else one for one in found]
+            new |= {part: replace(new[Part.COUNTS], parts=frozenset({part}))} if Part.COUNTS in new else {}
             failing.add(part)
         if part in failing:
             continue
@@ -139,12 +156,18 @@ def _walked(place: Scratch, found: list[ServerFinding], who: Who, simulating: Wh
             works.add(part)
             continue
         failing.add(part)
-        if not any(part in one.parts for one in perhaps):
-            yield _of_walk(error, part, simulating if part is Part.TRIES else who)
-    yield from (replace(one, parts=one.parts - works) if one in perhaps else one for one in found)
+        if isinstance(error, NotFencedError) or part not in perhaps:
+            new[part] = _of_walk(error, part, simulating if part is Part.TRIES else who)
+    fenced = not any(one.name == "fence" for one in new.values())
+    for one in found:
+        if fenced or one.name not in _OF_FENCES:
+            yield replace(one, parts=one.parts - works)
+    yield from new.values()
 
 
 def _of_walk(error: Exception, part: Part, who: Who) -> ServerFinding:
+    if isinstance(error, NotFencedError):
+        return of_fence(error, who)
     cause: BaseException | None = error
     while cause is not None:
         # An error of the app has the server's error as its cause.

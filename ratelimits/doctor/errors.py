@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from redis.exceptions import AuthenticationError, MovedError, NoPermissionError, ReadOnlyError
 
+from ratelimits.conf import conf
 from ratelimits.doctor.findings import ServerFinding
 from ratelimits.doctor.parts import Part
 from ratelimits.engine.refused import Reason, RefusedCommand, refused
+from ratelimits.usage.fence import NotFencedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def _of_state(error: BaseException, parts: frozenset[Part]) -> ServerFinding | N
         return ServerFinding(
             "replica",
             parts,
-            f"The server is a replica, which refuses writes: {text}",
+            f"The server is a read-only replica: it refuses writes: {text}",
             "Name the primary in the LOCATION of the cache, or use Sentinel (docs/scaling.md).",
         )
     if isinstance(error, MovedError) or text.startswith("MOVED "):
@@ -75,6 +77,20 @@ def _of_state(error: BaseException, parts: frozenset[Part]) -> ServerFinding | N
             "writes", parts, f"The server refuses writes: {text}", "Look at the server's log and its disk."
         )
     return None
+
+
+def of_fence(error: NotFencedError, who: Who) -> ServerFinding:
+    """Return the finding for a fence that does not hold: nothing is written to the ledger."""
+    found = refused(error.__cause__) if error.__cause__ is not None else None
+    acl = found.acl if found is not None else ""
+    other = f"RATELIMITS['FENCE'] is {conf.FENCE!r}. docs/billing/pipeline.md says which value fits which server."
+    return ServerFinding(
+        "fence",
+        frozenset({Part.BILLS}),
+        f"No usage will be written to the ledger: {error}.",
+        f"{who.right(acl)}, or another fence: {other}" if acl else other,
+        acl,
+    )
 
 
 def of_connection(error: Exception, who: Who) -> ServerFinding:

@@ -32,8 +32,8 @@ def _server(one: ServerDiagnosis) -> dict[str, Any]:
     return {
         "address": one.address,
         "user": one.user,
-        "product": one.properties.product if one.properties else None,
-        "version": one.properties.version if one.properties else None,
+        "product": (one.properties and one.properties.product) or None,
+        "version": (one.properties and one.properties.version) or None,
         "works": [str(part) for part in Part if one.works(part)],
         "fails": [str(part) for part in Part if not one.works(part)],
         "findings": [_finding(found) for found in one.findings],
@@ -58,7 +58,9 @@ def rows(one: ServerDiagnosis, needed: Collection[Part]) -> Iterator[tuple[str, 
 
 def heading(one: ServerDiagnosis) -> str:
     """Return the line that names a server."""
-    said = f"{one.properties.product} {one.properties.version}" if one.properties else "a server that tells no version"
+    said = "a server that tells no version"
+    if one.properties and one.properties.product:
+        said = f"{one.properties.product} {one.properties.version}"
     return f"{one.address}: {said}, as the user {one.user}"
 
 

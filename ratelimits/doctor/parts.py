@@ -32,7 +32,7 @@ class Part(StrEnum):
 
 
 _MEANINGS = {
-    Part.LIMITS: "decide requests, by all algorithms but the next two",
+    Part.LIMITS: "decide requests by most algorithms",
     Part.LOGS: "decide requests by the algorithm sliding_log",
     Part.LEASES: "decide requests by the algorithm concurrency",
     Part.COUNTS: "count usage",

@@ -22,13 +22,13 @@ WRITING = frozenset(Part)
 class Properties:
     """The properties of a server that the app depends on. None means that the server does not say it."""
 
-    #: "Redis" or "Valkey".
+    #: "Redis" or "Valkey"; "" if the server does not tell its version.
     product: str
     version: str
     #: The version of Redis with which the server is compatible.
     compatible: tuple[int, ...]
     #: Used memory in bytes.
-    memory: int
+    memory: int | None
     #: Maximum memory in bytes; 0 for no maximum.
     max_memory: int
     #: The eviction policy.
@@ -53,10 +53,10 @@ def properties(info: Mapping[str, Any]) -> Properties:
     valkey_version = info.get("valkey_version")
     aof = info.get("aof_enabled")
     return Properties(
-        product="Redis" if valkey_version is None else "Valkey",
+        product="Valkey" if valkey_version else "Redis" if redis_version else "",
         version=str(valkey_version or redis_version),
         compatible=tuple(int(part) for part in redis_version.split(".")[:2] if part.isdigit()),
-        memory=int(info.get("used_memory", 0)),
+        memory=int(info["used_memory"]) if "used_memory" in info else None,
         max_memory=int(info.get("maxmemory", 0)),
         policy=str(info["maxmemory_policy"]) if info.get("maxmemory_policy") else None,
         aof=None if aof is None else bool(aof),
@@ -79,7 +79,7 @@ def unsuitable(found: Properties, *, in_cluster: bool = False) -> Iterator[Serve
         yield ServerFinding(
             "replica",
             WRITING,
-            "The server is a replica, which refuses writes.",
+            "The server is a read-only replica: it refuses writes.",
             "Name the primary in the LOCATION of the cache, or use Sentinel (docs/scaling.md).",
         )
     if found.is_node and not in_cluster:
@@ -91,7 +91,7 @@ def unsuitable(found: Properties, *, in_cluster: bool = False) -> Iterator[Serve
         )
     yield from append_only(found)
     yield from eviction(found)
-    if found.max_memory and found.memory >= FULL * found.max_memory:
+    if found.max_memory and found.memory is not None and found.memory >= FULL * found.max_memory:
         yield ServerFinding(
             "full",
             frozenset(),
@@ -102,16 +102,17 @@ def unsuitable(found: Properties, *, in_cluster: bool = False) -> Iterator[Serve
 
 
 def append_only(found: Properties) -> Iterator[ServerFinding]:
-    """Yield what is wrong with the append-only file. With RATELIMITS["FENCE"] "none", no such file is needed."""
-    if conf.FENCE == "none":
+    """Yield what is wrong with the append-only file. Only some values of RATELIMITS["FENCE"] need this file."""
+    if conf.FENCE not in ("aof", "waitaof"):
         return
+    # A server that does not tell it may have the file: the walk of the part tries the fence.
     if found.aof is False:
         yield ServerFinding(
             "append-only",
             frozenset({Part.BILLS, Part.RESTORES}),
             "The Redis server keeps no append-only file. So limits work, but no usage will be written to the ledger.",
             "Start the server with `redis-server --appendonly yes`, or set `appendonly yes` in its configuration."
-            " (RATELIMITS['FENCE'] = 'none' writes usage without this file, and is for development only.)",
+            " Other values of RATELIMITS['FENCE'] do not need this file: see docs/billing/pipeline.md.",
         )
     if not found.aof_written:
         yield ServerFinding(
@@ -123,11 +124,19 @@ def append_only(found: Properties) -> Iterator[ServerFinding]:
 
 
 def eviction(found: Properties) -> Iterator[ServerFinding]:
-    """Yield a finding if the server can delete keys of the app."""
-    if found.may_evict:
+    """Yield a finding if the server can delete keys of the app, or does not tell whether it can."""
+    lost = "usage that is not in the ledger yet, and limits, so that requests pass that should not"
+    if found.policy is None:
+        yield ServerFinding(
+            "policy-unknown",
+            frozenset(),
+            f"The Redis server's maxmemory-policy cannot be read. If it evicts, the server can drop {lost}.",
+            "Ask its provider or its administrator for `maxmemory-policy noeviction`.",
+        )
+    elif found.may_evict:
         yield ServerFinding(
             "evicts",
             frozenset({Part.BILLS, Part.RESTORES}),
-            f"The Redis server's maxmemory-policy is {found.policy}: it can drop usage that is not drained.",
+            f"The Redis server's maxmemory-policy is {found.policy}: it can drop {lost}.",
             "Set `maxmemory-policy noeviction`. If other data needs another policy, use a separate server.",
         )

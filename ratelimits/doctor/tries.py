@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from ratelimits.conf import conf
 from ratelimits.doctor.commands import KEYS, USED, Used
 from ratelimits.doctor.errors import Who, of_command
 from ratelimits.doctor.findings import ServerFinding, merged
@@ -19,7 +20,7 @@ _EXPIRES, _DELETES = "PEXPIRE", "UNLINK"
 
 def refusals(scratch: Scratch, who: Who, *, cluster: bool) -> list[ServerFinding]:
     """Return a finding for each command that the server refuses, with the parts that need it."""
-    alone = [used for used in USED if used.alone and (cluster or not used.cluster)]
+    alone = [used for used in USED if used.alone and (cluster or not used.cluster) and used.fence in ("", conf.FENCE)]
     found = list(_found(_sent(scratch, alone, _by_itself), lambda used: used.alone, who))
     if not any(one.name == "command:EVAL" for one in found):
         in_scripts = [used for used in USED if used.in_scripts]

@@ -13,6 +13,7 @@ from django.utils.translation import gettext as _
 
 from ratelimits import moments
 from ratelimits.conf import conf
+from ratelimits.doctor.properties import FULL, append_only, eviction
 from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.engine.transport.probing import prober
 from ratelimits.models import (
@@ -43,8 +44,6 @@ _RED_INTERVALS = 10
 _MIN_INTERVAL = 20
 #: If a server uses at least this share of its maximum memory, the level is amber.
 _AMBER_MEMORY = 0.8
-#: If a server uses at least this share of its maximum memory, the level is red.
-_RED_MEMORY = 0.95
 #: If more than this number of sealed batches wait in each shard, on average, the level is amber.
 _AMBER_WAITING = 10
 #: Gaps and failures that are older than this are not shown.
@@ -153,7 +152,9 @@ def _memory(redis: RedisState) -> Fact:
     title = _("Memory")
     if not redis.servers:
         return _unknown("memory", title)
-    memories = [(server.memory, server.max_memory) for server in redis.servers if server.memory is not None]
+    memories = [
+        (server.said.memory, server.said.max_memory) for server in redis.servers if server.said.memory is not None
+    ]
     if not memories:
         return _hidden("memory", title)
     # A server without a maximum counts as nearly empty: a maximum of 2**63 bytes replaces its 0.
@@ -162,7 +163,7 @@ def _memory(redis: RedisState) -> Fact:
     if not max_memory:
         return Fact("memory", title, Level.GREEN, _("%(used)s, no maximum") % {"used": used})
     share = memory / max_memory
-    level = Level.GREEN if share < _AMBER_MEMORY else Level.AMBER if share < _RED_MEMORY else Level.RED
+    level = Level.GREEN if share < _AMBER_MEMORY else Level.AMBER if share < FULL else Level.RED
     maximum = f"{max_memory / 2**20:,.1f} MiB"
     word = _("%(used)s of %(most)s (%(percent)s %%)") % {"used": used, "most": maximum, "percent": f"{share * 100:.0f}"}
     hint = "" if level is Level.GREEN else _("A full server refuses to count: the failure policies decide then.")
@@ -173,33 +174,35 @@ def _eviction(redis: RedisState, has_billing_rule: bool) -> Fact:
     title = _("Eviction policy")
     if not redis.servers:
         return _unknown("eviction", title)
-    known = {server.policy for server in redis.servers}
-    if known == {"noeviction"}:
-        return Fact("eviction", title, Level.GREEN, "noeviction")
-    if known <= {"noeviction", ""}:
-        return _hidden("eviction", title)
-    hint = _("The server can drop limits, and usage that is not in the ledger yet. Set maxmemory-policy noeviction.")
-    level = Level.RED if has_billing_rule else Level.AMBER
-    return Fact("eviction", title, level, ", ".join(sorted(known - {""})), hint)
+    found = {one.name for server in redis.servers for one in eviction(server.said)}
+    if "evicts" in found:
+        policies = sorted({server.said.policy for server in redis.servers if server.said.policy is not None})
+        hint = _(
+            "The server can drop limits, and usage that is not in the ledger yet. Set maxmemory-policy noeviction."
+        )
+        level = Level.RED if has_billing_rule else Level.AMBER
+        return Fact("eviction", title, level, ", ".join(policies), hint)
+    return _hidden("eviction", title) if found else Fact("eviction", title, Level.GREEN, "noeviction")
 
 
 def _aof(redis: RedisState, has_billing_rule: bool) -> Fact:
     title = _("Append-only file")
     if not redis.servers:
         return _unknown("aof", title)
-    if not all(server.aof_written for server in redis.servers):
+    found = {one.name for server in redis.servers for one in append_only(server.said)}
+    if not all(server.said.aof_written for server in redis.servers):
         hint = _(
             "The server could not write this file. Look at its disk. Until it can write, no usage reaches the ledger."
         )
         return Fact("aof", title, Level.RED, _("not written"), hint)
-    if all(server.aof for server in redis.servers):
+    if all(server.said.aof for server in redis.servers):
         return Fact("aof", title, Level.GREEN, _("on"))
-    if not any(server.aof is False for server in redis.servers):
+    if not any(server.said.aof is False for server in redis.servers):
         return _hidden("aof", title)
-    if conf.FENCE in ("wait", "window", "durable"):
+    if "append-only" not in found and conf.FENCE != "none":
         hint = _("With the setting FENCE, usage does not depend on this file: %(fence)s.") % {"fence": conf.FENCE}
         return Fact("aof", title, Level.GREEN, _("off"), hint)
-    level = Level.RED if has_billing_rule and conf.FENCE != "none" else Level.AMBER
+    level = Level.RED if has_billing_rule and found else Level.AMBER
     return Fact(
         "aof",
         title,

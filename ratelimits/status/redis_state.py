@@ -13,6 +13,7 @@ import redis
 from redis.exceptions import BusyLoadingError, ResponseError
 
 from ratelimits.conf import conf
+from ratelimits.doctor.properties import Properties, properties
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.refused import RefusedCommand, refused
 from ratelimits.engine.server import current_server
@@ -22,16 +23,8 @@ from ratelimits.engine.server import current_server
 class ServerState:
     """The state of one server."""
 
-    #: Used memory in bytes; None if the server does not tell it.
-    memory: int | None
-    #: Maximum memory in bytes; 0 for no maximum.
-    max_memory: int
-    #: The eviction policy; "" if the server does not tell it.
-    policy: str
-    #: Whether the server has an append-only file; None if the server does not tell it.
-    aof: bool | None
-    #: Whether the last write to the append-only file succeeded.
-    aof_written: bool
+    #: What the server says of itself.
+    said: Properties
     #: The highest version of the configuration in the server's shards; 0 if no shard has a version.
     version: int
     #: The number of open batches.
@@ -158,11 +151,7 @@ def _state(info: dict[str, Any], replies: list[Any], refusal: RefusedCommand | N
     # A head begins with the version of the rules.
     versions = [int(head.split()[0]) for head in heads if head]
     return ServerState(
-        memory=int(info["used_memory"]) if "used_memory" in info else None,
-        max_memory=int(info.get("maxmemory", 0)),
-        policy=str(info.get("maxmemory_policy", "")),
-        aof=bool(info["aof_enabled"]) if "aof_enabled" in info else None,
-        aof_written=info.get("aof_last_write_status", "ok") == "ok",
+        said=properties(info),
         version=max(versions, default=0),
         open=sum(open_batches),
         sealed=sum(sealed_batches),

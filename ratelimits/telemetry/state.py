@@ -65,7 +65,7 @@ def _redis() -> list[Reading]:
     if redis.servers:
         sealed = sum(server.sealed for server in redis.servers)
         found.append(Reading("backlog_batches", "Sealed batches of usage that wait in Redis for the ledger", sealed))
-        memories = [server.memory for server in redis.servers if server.memory is not None]
+        memories = [server.said.memory for server in redis.servers if server.said.memory is not None]
         if len(memories) == len(redis.servers):
             found.append(Reading("redis_memory_bytes", "Memory used by the Redis servers", sum(memories)))
     return found

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 def ids() -> list[str]:
     found = checks.run_checks(tags=["ratelimits"], databases=["default"])
-    return [str(each.id) for each in found if str(each.id).startswith("ratelimits.W03")]
+    return sorted(str(each.id) for each in found if str(each.id).startswith("ratelimits.W03"))
 
 
 @pytest.fixture

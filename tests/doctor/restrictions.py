@@ -61,10 +61,10 @@ def connected(url: str, username: str = "", password: str = PASSWORD) -> Iterato
 #: What the user may not do; the name of the finding; the parts that fail at least, and at most; what mends it.
 #: Between the two are parts that work if the app finds another way.
 ACLS: dict[str, tuple[tuple[str, ...], str, set[Part], set[Part], str]] = {
-    "no CONFIG": (("-config",), "command:CONFIG GET", set(), {B}, "+config|get"),
-    "no INFO": (("-info",), "command:INFO", set(), set(Part), "+info"),
-    "no SCRIPT": (("-script",), "command:SCRIPT LOAD", set(), set(Part), "+script|load"),
-    "no EVAL": (("-eval",), "command:EVAL", {B, E}, {B, E, W}, "+eval"),
+    "no CONFIG": (("-config",), "fence", {B}, {B}, "+config|get"),
+    "no INFO": (("-info",), "command:INFO", {B, R}, {B, R}, "+info"),
+    "no SCRIPT": (("-script",), "command:SCRIPT LOAD", set(), set(), "+script|load"),
+    "no EVAL": (("-eval",), "command:EVAL", {B, E, W, T}, {B, E, W, T}, "+eval"),
     "no EVALSHA": (("-evalsha",), "command:EVALSHA", set(), set(Part), "+evalsha"),
     "no HSET": (("-hset",), "command:HSET", {G, U, B, R, T}, {G, U, B, R, T}, "+hset"),
     "no ZADD": (("-zadd",), "command:ZADD", {C}, {C}, "+zadd"),
@@ -80,6 +80,6 @@ ACLS: dict[str, tuple[tuple[str, ...], str, set[Part], set[Part], str]] = {
 SETTINGS: dict[str, tuple[dict[str, str], str, set[Part], str]] = {
     "evicts": ({"maxmemory_policy": "allkeys-lru"}, "evicts", {B, R}, "maxmemory-policy noeviction"),
     "no append-only file": ({"appendonly": "no"}, "append-only", {B, R}, "appendonly yes"),
-    "no fsync": ({"appendfsync": "no"}, "fails:bills", {B}, "docs/servers.md"),
+    "no fsync": ({"appendfsync": "no"}, "fence", {B}, "docs/billing/pipeline.md"),
     "full": ({"maxmemory": "1mb"}, "full", set(Part), "maxmemory"),
 }

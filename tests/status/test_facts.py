@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -13,6 +14,7 @@ from django.utils import timezone
 
 from ratelimits import tasks
 from ratelimits.conf import conf
+from ratelimits.doctor.properties import properties
 from ratelimits.models import (
     Alert,
     AlertDelivery,
@@ -38,16 +40,20 @@ from tests.support.usage.traffic import use
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
 
-HEALTHY: dict[str, Any] = {
-    "memory": 2**20,
-    "max_memory": 0,
-    "policy": "noeviction",
-    "aof": True,
-    "aof_written": True,
-    "version": 0,
-    "open": 0,
-    "sealed": 0,
-}
+SAID = properties(
+    {
+        "redis_version": "7.2.4",
+        "used_memory": 2**20,
+        "maxmemory_policy": "noeviction",
+        "aof_enabled": 1,
+        "aof_last_write_status": "ok",
+    }
+)
+
+
+def healthy(*, version: int = 0, opened: int = 0, sealed: int = 0, **said: Any) -> ServerState:
+    """Return the state of a healthy server, except for these values."""
+    return ServerState(replace(SAID, **said), version, opened, sealed)
 
 
 def found() -> dict[str, Fact]:
@@ -77,7 +83,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Fact]]:
     """Return the facts for a server whose state differs from that of a healthy one."""
 
     def with_state(**values: Any) -> dict[str, Fact]:
-        state = RedisState((ServerState(**HEALTHY | values),), 0, "", 0.001)
+        state = RedisState((healthy(**values),), 0, "", 0.001)
         monkeypatch.setattr(RedisReading, "state", lambda _reading: state)
         return found()
 
@@ -158,7 +164,7 @@ def test_the_database_is_queried_while_redis_is_read(monkeypatch: pytest.MonkeyP
 
 
 def test_one_of_several_servers_that_is_silent_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = RedisState((ServerState(**HEALTHY), ServerState(**HEALTHY)), 1, "TimeoutError: x", 0.25)
+    state = RedisState((healthy(), healthy()), 1, "TimeoutError: x", 0.25)
     monkeypatch.setattr(RedisReading, "state", lambda _reading: state)
     assert found()["redis"].word == "1 of 3 servers do not answer"
     assert found()["memory"].level is Level.GREEN

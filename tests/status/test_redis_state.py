@@ -69,9 +69,9 @@ def test_a_server_that_answers_is_described(redis_client: RawRedis) -> None:
     assert state.answers
     assert state.error == ""
     assert (server.version, server.open, server.sealed) == (7, 2, 1)
-    assert (server.policy, server.aof, server.aof_written) == ("noeviction", True, True)
-    assert (server.memory or 0) > 100_000
-    assert server.max_memory == 0
+    assert (server.said.policy, server.said.aof, server.said.aof_written) == ("noeviction", True, True)
+    assert (server.said.memory or 0) > 100_000
+    assert server.said.max_memory == 0
 
 
 def test_a_server_that_hangs_takes_no_longer_than_timeout(settings: Any, servers: TestServers) -> None:

@@ -1,0 +1,53 @@
+"""Find out whether new connections to the one address of a server come to a replica, or to different servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import redis
+from redis.exceptions import ResponseError
+
+from ratelimits.doctor.findings import ServerFinding
+from ratelimits.doctor.parts import Part
+from ratelimits.doctor.scratch import TIME_TO_LIVE, Scratch
+from ratelimits.engine.run import read_run
+from ratelimits.engine.transport.connection import refuses_writes
+
+#: How many new connections are asked for their server: a balancer often gives them to its servers in turn.
+CONNECTIONS = 8
+_WRITE = "return redis.call('SET', KEYS[1], '1', 'PX', ARGV[1])"
+
+
+def behind_address(scratch: Scratch) -> Iterator[ServerFinding]:
+    """Yield a finding if the address leads to a replica or to several servers.
+
+    Do not ask this of a cluster: each node has an address of its own, and the app asks which nodes are primaries.
+    """
+    pool, replicas, runs = scratch.client.connection_pool, 0, set()
+    key = scratch.key("address")
+    with ExitStack() as stack:
+        for _number in range(CONNECTIONS):  # all stay open, so each is another connection
+            client = stack.enter_context(redis.Redis(connection_pool=pool, single_connection_client=True))
+            stack.callback(pool.disconnect, inuse_connections=False)
+            runs.add(read_run(client))
+            try:
+                client.eval(_WRITE, 1, key, TIME_TO_LIVE)
+            except ResponseError as error:
+                replicas += refuses_writes(error)
+    if replicas:
+        share = "is a read-only replica" if replicas == CONNECTIONS else "leads also to a read-only replica"
+        yield ServerFinding(
+            "replica",
+            frozenset(Part),
+            f"The server's address {share}: {replicas} of {CONNECTIONS} connections could not write. Requests on such a"
+            " connection are not decided: the failure policies answer.",
+            "Name the address of the primary in CACHES, or use Sentinel. Replicas cannot decide limits.",
+        )
+    elif len(runs) > 1:
+        yield ServerFinding(
+            "several",
+            frozenset(Part),
+            f"The server's address leads to {len(runs)} different servers: each of them counts its own limits.",
+            "Name the address of one server in CACHES, or a Redis Cluster.",
+        )
