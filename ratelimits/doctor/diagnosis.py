@@ -169,13 +169,16 @@ def _of_walk(error: Exception, part: Part, who: Who) -> ServerFinding:
     if isinstance(error, NotFencedError):
         return of_fence(error, who)
     cause: BaseException | None = error
+    answered = False
     while cause is not None:
         # An error of the app has the server's error as its cause.
         if (found := of_command(cause, "", frozenset({part}), who)) is not None:
             return found
+        answered = answered or isinstance(cause, ResponseError)
         cause = cause.__cause__
+    is_lost = not answered and isinstance(error, (Unavailable, RedisConnectionError, RedisTimeoutError))
     return ServerFinding(
-        "lost" if isinstance(error, (Unavailable, RedisConnectionError, RedisTimeoutError)) else f"fails:{part}",
+        "lost" if is_lost else f"fails:{part}",
         frozenset({part}),
         f"The app could not {part.meaning}: {str(error) or type(error).__name__}",
         "Look at this message, and at the page of the server's kind in docs/servers.md.",

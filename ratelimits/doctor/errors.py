@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from redis.exceptions import AuthenticationError, MovedError, NoPermissionError, ReadOnlyError
 
 from ratelimits.conf import conf
+from ratelimits.doctor.commands import USED
 from ratelimits.doctor.findings import ServerFinding
 from ratelimits.doctor.parts import Part
 from ratelimits.engine.refused import Reason, RefusedCommand, refused
@@ -81,7 +82,8 @@ def _of_state(error: BaseException, parts: frozenset[Part]) -> ServerFinding | N
 
 def of_fence(error: NotFencedError, who: Who) -> ServerFinding:
     """Return the finding for a fence that does not hold: nothing is written to the ledger."""
-    found = refused(error.__cause__) if error.__cause__ is not None else None
+    command = next((used.name for used in USED if used.fence == conf.FENCE), "")
+    found = refused(error.__cause__, command) if error.__cause__ is not None else None
     acl = found.acl if found is not None else ""
     other = f"RATELIMITS['FENCE'] is {conf.FENCE!r}. docs/billing/pipeline.md says which value fits which server."
     return ServerFinding(

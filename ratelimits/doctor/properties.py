@@ -134,9 +134,12 @@ def eviction(found: Properties) -> Iterator[ServerFinding]:
             "Ask its provider or its administrator for `maxmemory-policy noeviction`.",
         )
     elif found.may_evict:
+        # The keys of usage have no time to live, so a policy such as volatile-lru keeps them.
+        takes_usage = not found.policy.startswith("volatile-")
         yield ServerFinding(
             "evicts",
-            frozenset({Part.BILLS, Part.RESTORES}),
-            f"The Redis server's maxmemory-policy is {found.policy}: it can drop {lost}.",
+            frozenset({Part.BILLS, Part.RESTORES} if takes_usage else ()),
+            f"The Redis server's maxmemory-policy is {found.policy}: when its memory is full, it can drop"
+            f" {lost if takes_usage else 'limits, so that requests pass that should not'}.",
             "Set `maxmemory-policy noeviction`. If other data needs another policy, use a separate server.",
         )

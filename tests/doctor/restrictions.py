@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 from django.test import override_settings
@@ -79,7 +79,46 @@ ACLS: dict[str, tuple[tuple[str, ...], str, set[Part], set[Part], str]] = {
 #: Settings of the server; the name of the finding; the parts that fail; a part of what mends it.
 SETTINGS: dict[str, tuple[dict[str, str], str, set[Part], str]] = {
     "evicts": ({"maxmemory_policy": "allkeys-lru"}, "evicts", {B, R}, "maxmemory-policy noeviction"),
+    "evicts what has a time to live": (
+        {"maxmemory_policy": "volatile-lru"},
+        "evicts",
+        set(),
+        "maxmemory-policy noeviction",
+    ),
     "no append-only file": ({"appendonly": "no"}, "append-only", {B, R}, "appendonly yes"),
     "no fsync": ({"appendfsync": "no"}, "fence", {B}, "docs/billing/pipeline.md"),
     "full": ({"maxmemory": "1mb"}, "full", set(Part), "maxmemory"),
+}
+
+
+class Hosted(NamedTuple):
+    """A hosted server, as its public documentation describes it. docs/servers.md names the pages and says what works.
+
+    denied    what its users may not send. They may send everything else
+    fence     the value of RATELIMITS["FENCE"] that fits
+    settings  settings of the server
+    """
+
+    denied: str
+    fence: str
+    settings: dict[str, str] = {}
+
+
+_AWS = "-bgrewriteaof -bgsave -config -debug -migrate -replicaof -save -slaveof -shutdown -sync"
+_OCI = "-acl -bgrewriteaof -bgsave -cluster -config +config|get -debug -migrate -module -psync -replicaof -save -sync"
+#: The emulated rows of the table in docs/servers.md, by their names.
+HOSTED = {
+    "Amazon ElastiCache, nodes": Hosted(_AWS, "window", {"appendonly": "no"}),
+    "Amazon MemoryDB": Hosted(f"{_AWS} -acl -module -psync", "durable"),
+    "Google Memorystore for Redis": Hosted(
+        "-acl -bgrewriteaof -bgsave -client -cluster -command -config -debug -lastsave -migrate -monitor -object",
+        "window",
+    ),
+    "Google Memorystore for Valkey": Hosted("-config", "window", {"maxmemory_policy": "volatile-lru"}),
+    "Aiven for Valkey": Hosted(
+        "-acl -bgrewriteaof -bgsave -cluster -command -config -debug -failover -lastsave -migrate -monitor", "window"
+    ),
+    "Redis Cloud and Azure Managed Redis": Hosted("-acl -config", "window"),
+    "Oracle OCI Cache, not sharded": Hosted(_OCI, "aof"),
+    "Oracle OCI Cache, sharded": Hosted(f"{_OCI} -eval -evalsha -script", "durable"),
 }
