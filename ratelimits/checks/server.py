@@ -17,7 +17,8 @@ from redis.exceptions import RedisError
 from ratelimits.conf import conf
 from ratelimits.doctor.diagnosis import ServerDiagnosis, diagnose
 from ratelimits.doctor.findings import ServerFinding
-from ratelimits.doctor.parts import Part, needed
+from ratelimits.doctor.needs import needed
+from ratelimits.doctor.parts import Part
 from ratelimits.embedded import ServerStartError
 from ratelimits.engine import Unavailable
 from ratelimits.models import Rule

@@ -12,7 +12,8 @@ from django.core.management import CommandError, call_command
 
 from ratelimits.doctor import walks
 from ratelimits.doctor.diagnosis import diagnose
-from ratelimits.doctor.parts import ALWAYS, Part, needed
+from ratelimits.doctor.needs import ALWAYS, needed
+from ratelimits.doctor.parts import Part
 from ratelimits.doctor.scratch import Scratch
 from tests.doctor.restrictions import ALL, USER, connected, user
 from tests.support.rows import rule

@@ -8,8 +8,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
 from ratelimits.doctor.diagnosis import ServerDiagnosis, diagnose
+from ratelimits.doctor.needs import needed
 from ratelimits.doctor.output import as_json, broken, heading, rows, sentences
-from ratelimits.doctor.parts import Part, needed
+from ratelimits.doctor.parts import Part
 from ratelimits.embedded import ServerStartError
 from ratelimits.engine import Unavailable
 from ratelimits.management.help import ExplainedCommand
