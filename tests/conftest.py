@@ -43,7 +43,7 @@ hypothesis_settings.register_profile("any machine", deadline=None, suppress_heal
 hypothesis_settings.load_profile("any machine")
 
 #: Fixtures that several directories use. They are modules, because they need models.
-pytest_plugins = ["tests.support.selection", "tests.support.usage.quarantine"]
+pytest_plugins = ["tests.support.selection", "tests.support.reading", "tests.support.usage.quarantine"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -194,17 +194,23 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not read a module of which the run has no test: each process would read it, for a third of its start."""
-    if not collection_path.name.startswith("test_") or collection_path.suffix != ".py":
-        return None
-    selection, slow = config.stash[_SELECTION], _is_slow(collection_path)
-    if selection == "quick" and slow and collection_path not in _SAMPLED:
-        kind = "slow"
-    elif selection == "rest" and not slow and "mark.system" not in collection_path.read_text():
-        kind = "quick"
-    else:
+    kind = left_out_as(collection_path, config)
+    if kind is None:
         return None
     config.stash.setdefault(_LEFT_OUT, Counter())[f"{kind} modules"] += 1
     return True
+
+
+def left_out_as(path: Path, config: pytest.Config) -> str | None:
+    """Return the kind of tests as which the run leaves out this whole module; None if it reads the module."""
+    if not path.name.startswith("test_") or path.suffix != ".py":
+        return None
+    selection, slow = config.stash[_SELECTION], _is_slow(path)
+    if selection == "quick" and slow and path not in _SAMPLED:
+        return "slow"
+    if selection == "rest" and not slow and "mark.system" not in path.read_text():
+        return "quick"
+    return None
 
 
 def _is_slow(path: Path) -> bool:
