@@ -34,7 +34,7 @@ OpenPage = Callable[..., "Page"]
 
 @pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
-    """Start Debian's Chromium.
+    """Start Debian's Chromium, in the build that shows no window: it takes two thirds of the processor time.
 
     Playwright keeps an event loop in this thread until the fixture ends. So Django has to be told that queries of this
     thread do not block it.
@@ -44,7 +44,7 @@ def chromium() -> Iterator[Browser]:
     os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
     try:
         with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=_OPTIONS)
+            browser = playwright.chromium.launch(executable_path=shutil.which("chromium-headless-shell"), args=_OPTIONS)
             yield browser
             browser.close()
     finally:
