@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+import django
 import pytest
 from django.apps import apps
 from django.contrib import admin
@@ -385,7 +386,9 @@ ACTIONS: dict[tuple[str, str], tuple[Test, bool]] = {
 
 
 def action_names(model: type[models.Model]) -> list[str]:
-    every = [name for _function, name, _description in ADMINS[model]._get_base_actions()]  # type: ignore[attr-defined]
+    # Before Django 6.1, an action is a tuple.
+    actions: Any = ADMINS[model]._get_base_actions()  # type: ignore[attr-defined]
+    every = [action[1] if django.VERSION < (6, 1) else action.name for action in actions]
     return [name for name in every if name != "delete_selected" or model in EDITED]
 
 

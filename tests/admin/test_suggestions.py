@@ -57,7 +57,7 @@ def test_who_may_not_view_plans_has_a_plain_select() -> None:
     client.force_login(user)
     tag, choices = select(client, "planmembership", "plan")
     assert "admin-autocomplete" not in tag
-    assert choices == ["---------", "Pro"]
+    assert choices[1:] == ["Pro"], "the first stands for no choice, with another text in each version of Django"
 
 
 def test_a_plan_in_the_list_has_the_numbers_of_what_is_on_it(admin_client: Client) -> None:

@@ -38,7 +38,7 @@ def warnings(paths: Any, *patterns: Any, **changes: Any) -> list[checks.CheckMes
     root = urlconf("urls_of_paths", *patterns)
     with override_settings(ROOT_URLCONF=root, RATELIMITS={**settings.RATELIMITS, "PATHS": paths}, **changes):
         clear_url_caches()
-        return checks.run_checks(tags=["ratelimits"])
+        return checks.run_checks(tags=["ratelimits"], databases=[])
 
 
 def unknown(paths: Any, *patterns: Any, **changes: Any) -> list[str]:
@@ -179,4 +179,4 @@ def test_what_is_not_understood_is_taken_for_known() -> None:
 def test_a_setting_that_is_not_valid_and_a_project_without_urls_are_left_to_other_checks() -> None:
     assert [one.id for one in warnings("files", *URLS)] == ["ratelimits.E002"]
     with override_settings(ROOT_URLCONF=None, RATELIMITS={**settings.RATELIMITS, "PATHS": ["/files/"]}):
-        assert "ratelimits.W008" not in [one.id for one in checks.run_checks(tags=["ratelimits"])]
+        assert "ratelimits.W008" not in [one.id for one in checks.run_checks(tags=["ratelimits"], databases=[])]

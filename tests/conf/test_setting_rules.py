@@ -187,7 +187,9 @@ def test_a_wrong_value_is_an_error_and_is_never_used(name: str) -> None:
 
 def refused(name: str, value: Any) -> None:
     with override_settings(RATELIMITS={**settings.RATELIMITS, name: value}):
-        found = [error for error in checks.run_checks(tags=["ratelimits"]) if error.id == "ratelimits.E002"]
+        found = [
+            error for error in checks.run_checks(tags=["ratelimits"], databases=[]) if error.id == "ratelimits.E002"
+        ]
         assert [f"RATELIMITS[{name!r}]" in error.msg and " is " in error.msg for error in found] == [True]
         assert "Write " in str(found[0].hint)
         assert len(found[0].msg) < 300
@@ -215,7 +217,9 @@ FILES = {f"/files/{number}/": {"scope": f"files-{number}", "cost": 2} for number
 )
 def test_the_wrong_entry_of_a_long_setting_is_named(name: str, value: Any, said: str) -> None:
     with override_settings(RATELIMITS={**settings.RATELIMITS, name: value}):
-        (error,) = [error for error in checks.run_checks(tags=["ratelimits"]) if error.id == "ratelimits.E002"]
+        (error,) = [
+            error for error in checks.run_checks(tags=["ratelimits"], databases=[]) if error.id == "ratelimits.E002"
+        ]
         assert error.msg.startswith(f"RATELIMITS['{name}']{said}")
         with pytest.raises(ImproperlyConfigured, match=f"^{re.escape(error.msg)}"):
             getattr(conf, name)
@@ -224,7 +228,7 @@ def test_the_wrong_entry_of_a_long_setting_is_named(name: str, value: Any, said:
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in RIGHT.items() for value in values])
 def test_a_value_within_the_rule_is_used(name: str, value: Any) -> None:
     with override_settings(RATELIMITS={**settings.RATELIMITS, name: value}):
-        assert checks.run_checks(tags=["ratelimits"]) == []
+        assert checks.run_checks(tags=["ratelimits"], databases=[]) == []
         used = getattr(conf, name)
         assert callable(used) if name in CALLABLES else used == value
 
@@ -232,7 +236,9 @@ def test_a_value_within_the_rule_is_used(name: str, value: Any) -> None:
 @pytest.mark.parametrize("given", [None, 7, "NAMESPACE", [("NAMESPACE", "shop")], {"a"}])
 def test_settings_that_are_no_dict_are_an_error(given: Any) -> None:
     with override_settings(RATELIMITS=given):
-        (error,) = [error for error in checks.run_checks(tags=["ratelimits"]) if error.id == "ratelimits.E002"]
+        (error,) = [
+            error for error in checks.run_checks(tags=["ratelimits"], databases=[]) if error.id == "ratelimits.E002"
+        ]
         assert "Write a dict" in str(error.hint)
         with pytest.raises(ImproperlyConfigured, match="Write a dict"):
             _ = conf.SHARDS
@@ -240,7 +246,7 @@ def test_settings_that_are_no_dict_are_an_error(given: Any) -> None:
 
 def test_names_that_are_no_text_are_unknown_ones() -> None:
     with override_settings(RATELIMITS={**settings.RATELIMITS, 7: 1, None: 2, "SHARD": 3}):
-        found = checks.run_checks(tags=["ratelimits"])
+        found = checks.run_checks(tags=["ratelimits"], databases=[])
     assert [error.id for error in found] == ["ratelimits.E001"] * 3
 
 

@@ -12,7 +12,7 @@ from django.db import connection
 from django.test import override_settings
 from django.utils import timezone
 
-from ratelimits import tasks
+from ratelimits import moments, tasks
 from ratelimits.conf import conf
 from ratelimits.doctor.properties import properties
 from ratelimits.models import (
@@ -125,7 +125,7 @@ def test_without_redis_it_is_said_which_policy_decides_and_what_nobody_knows(set
 def test_it_is_said_since_when_no_worker_was_seen() -> None:
     rule(bills=True)
     run_all()
-    gone = timezone.now() - timedelta(hours=2)
+    gone = moments.now() - timedelta(hours=2)
     TaskRun.objects.update(succeeded_at=gone)
     for name in ("seal", "drain"):
         assert f"No worker has been seen since {gone:%Y-%m-%d %H:%M:%S} UTC." in found()[name].detail
