@@ -65,11 +65,11 @@ def limited(
     {"tokens": "field:max_tokens"}. A request with another cost gets 400.
     """
 
-    check_key(key)
     decorated.note(scope, cost, key)
 
     def decorate(view: View) -> View:
         scope_name = scope_of(scope, view)
+        check_key(key)
         check_bounds(cost_bounds, f"{view_name(view)}, the argument `cost_bounds` of `limited`")
 
         @functools.wraps(view)

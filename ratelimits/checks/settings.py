@@ -215,11 +215,8 @@ def check_database(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
 
 def _old_psycopg() -> Iterator[checks.CheckMessage]:
     """Yield a warning if Django uses psycopg2 for PostgreSQL, in a project with `USE_TZ=False`."""
-    if connections[conf.DATABASE].vendor != "postgresql":
-        return
-    from django.db.backends.postgresql.psycopg_any import is_psycopg3  # without psycopg, it cannot be imported
-
-    if not is_psycopg3:
+    connection: Any = connections[conf.DATABASE]
+    if connection.vendor == "postgresql" and connection.Database.__name__ == "psycopg2":
         yield checks.Warning(
             "The project has USE_TZ = False, and Django uses psycopg2: when the clocks are put back, moments of the app"
             " can be wrong by an hour.",

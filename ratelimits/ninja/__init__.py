@@ -40,11 +40,11 @@ def limited(
     response as from a plain Django view. The answer is set as `request.quota`.
     """
 
-    check_key(key)
     decorated.note(scope, cost, key)
 
     def decorate(operation: Operation) -> Operation:
         scope_name = scope_of(scope, operation)
+        check_key(key)
         check_bounds(cost_bounds, f"{view_name(operation)}, the argument `cost_bounds` of `limited`")
         signature, response_name = _with_response(operation)
         _check_fields(operation, signature, key, cost)

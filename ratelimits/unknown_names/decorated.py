@@ -6,16 +6,20 @@ search of the URLconf does not find these functions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 
 class Given(NamedTuple):
-    """The arguments of one use of the decorator. A cost in several meters is here the names of these meters."""
+    """The arguments of one use of the decorator, as far as they can name a scope, a meter or a key.
+
+    cost  None or the names of the meters; `callable` if the cost is computed for each request
+    key   None or the keys
+    """
 
     scope: str
     cost: Any
-    key: Any
+    key: tuple[Any, ...] | None
 
 
 #: Equal arguments are in it once. So it has as many entries as the code of the project has different arguments.
@@ -23,10 +27,16 @@ _given: dict[Given, None] = {}
 
 
 def note(scope: object, cost: Any, key: Any) -> None:
-    """Remember the arguments of the decorator. Leave out a scope that is translated."""
-    if isinstance(scope, str):
-        cost = tuple(cost) if isinstance(cost, Mapping) else cost
-        _given[Given(scope, cost, tuple(key) if isinstance(key, list) else key)] = None
+    """Remember the arguments of the decorator. Leave out a scope that is translated, and whatever is not valid."""
+    if not isinstance(scope, str):
+        return
+    if isinstance(cost, Mapping):
+        meters: Any = tuple(name for name in cost if isinstance(name, str))
+    else:
+        meters = callable if callable(cost) or isinstance(cost, str) else None
+    each = key if isinstance(key, (list, tuple)) else (key,)
+    keys = tuple(one for one in each if isinstance(one, Hashable) and (isinstance(one, str) or callable(one)))
+    _given[Given(scope, meters, keys or None)] = None
 
 
 def all_given() -> tuple[Given, ...]:

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
 from django.conf import settings
 from django.core import checks
 from django.db import connections
-from django.db.backends.postgresql import psycopg_any
 from django.test import override_settings
 
 from ratelimits.embedded.shared import own_url
@@ -191,7 +191,7 @@ def test_psycopg2_is_warned_of_where_django_stores_local_times(monkeypatch: pyte
     assert not [one for one in messages(USE_TZ=False) if one.id == "ratelimits.W053"]
     monkeypatch.setattr(connections["default"], "vendor", "postgresql")
     assert not [one for one in messages(USE_TZ=False) if one.id == "ratelimits.W053"]
-    monkeypatch.setattr(psycopg_any, "is_psycopg3", False)
+    monkeypatch.setattr(connections["default"], "Database", ModuleType("psycopg2"))
     (warning,) = [one for one in messages(USE_TZ=False) if one.id == "ratelimits.W053"]
     assert "Django uses psycopg2" in warning.msg
     assert not [one for one in messages(USE_TZ=True) if one.id == "ratelimits.W053"]
