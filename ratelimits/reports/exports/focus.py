@@ -15,7 +15,7 @@ from ratelimits.pricing.prices import PricedPart
 from ratelimits.reports.exports import csv
 from ratelimits.reports.exports.chunks import encoded
 from ratelimits.reports.periods import iso
-from ratelimits.reports.rows import ADJUSTMENT, FEE, MINIMUM, REPRICING, ROUNDING, VERSION, Charge
+from ratelimits.reports.rows import ADJUSTMENT, FEE, FINAL, MINIMUM, REPRICING, ROUNDING, VERSION, Charge
 
 _PURCHASE, _USAGE, _ADJUSTMENT = "Purchase", "Usage", "Adjustment"
 #: The texts in the column ChargeDescription, by category of the charge.
@@ -48,7 +48,7 @@ _COLUMNS: Mapping[str, Callable[[Charge, PricedPart | None], str]] = {
     "ContractedCost": lambda charge, part: _cost(charge, part),
     "ContractedUnitPrice": lambda charge, part: _unit_price(charge, part),
     "EffectiveCost": lambda charge, part: _cost(charge, part),
-    "InvoiceId": lambda charge, _part: charge.row.report_id,
+    "InvoiceId": lambda charge, _part: _invoice(charge),
     "InvoiceIssuerName": lambda _charge, _part: conf.NAMESPACE,
     "ListCost": lambda charge, part: _cost(charge, part),
     "ListUnitPrice": lambda charge, part: _unit_price(charge, part),
@@ -105,6 +105,15 @@ def _parts(charge: Charge) -> Iterator[PricedPart | None]:
         yield from charge.parts
     elif row.overage_quantity:  # The plan has no price for this meter, so the units cost nothing.
         yield PricedPart(row.overage_quantity, unit_price=ZERO, amount=ZERO)
+
+
+def _invoice(charge: Charge) -> str:
+    """Return the name of the invoice: the report and its version. A version never changes, so neither does its sum.
+
+    Charges of an open period are on no invoice yet, and FOCUS wants an empty value for them.
+    """
+    row = charge.row
+    return f"{row.report_id}.v{row.report_version}" if row.status == FINAL else ""
 
 
 def _cost(charge: Charge, part: PricedPart | None) -> str:

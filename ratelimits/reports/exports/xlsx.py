@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache, partial
 from operator import attrgetter
@@ -31,6 +31,10 @@ _GAP_WIDTH = (_COLUMNS_BY_NAME["durability_gap"].width or 0) - 6  # less 6, beca
 _PAGES_ACROSS = 4
 #: The index of the column that each printed page repeats.
 _ON_EVERY_PAGE = COLUMNS.index("key")
+#: The first column of the totals. It says what a row adds up: the units of a meter, the rounding, everything that an
+#: account owes, or the rows of all accounts. A filter on this column shows only totals that can be added up.
+_ROW_KIND = "row"
+_METER, _ROUNDING, _ACCOUNT, _ALL = "meter", "rounding", "account", "all accounts"
 #: Columns by which totals are grouped.
 _SUBJECT = ("account", "status", "meter", "unit")
 #: Columns that are summed up in the totals.
@@ -70,14 +74,14 @@ def _streamed(items: Iterable[Any], fill: Callable[..., None]) -> Iterator[bytes
 
 def _fill(book: Workbook, rows: Iterable[Row], version: int) -> None:
     report = _report_sheet(book, names(version))
-    totals = SheetTable(book, "Totals", [_column(name) for name in (*_SUBJECT, *_SUMMED)])
+    totals = SheetTable(book, "Totals", [_column(name) for name in (_ROW_KIND, *_SUBJECT, *_SUMMED)])
     for total in _totals(rows, report):
         totals.add(total)
 
 
 def _fill_with_amounts(book: Workbook, charges: Iterable[Charge], version: int) -> None:
     report = _report_sheet(book, (*names(version), *MONEY))
-    totals = SheetTable(book, "Totals", [_column(name) for name in (*_SUBJECT_WITH_AMOUNTS, "amount")])
+    totals = SheetTable(book, "Totals", [_column(name) for name in (_ROW_KIND, *_SUBJECT_WITH_AMOUNTS, "amount")])
     for total in _owed(charges, report):
         totals.add(total)
 
@@ -90,13 +94,15 @@ def _report_sheet(book: Workbook, names: Iterable[str]) -> SheetTable:
 def _owed(charges: Iterable[Charge], report: SheetTable) -> Iterator[list[str]]:
     """Add the charges to the sheet `report`. After an account's last charge, yield the amounts that the account owes.
 
-    There is a row for each meter, and a row without a meter for the rounding. Only one account is in memory at a time.
+    There is a row for each meter, a row without a meter for the rounding, and a row for what the account owes. At the
+    end there is a row for all accounts, for each currency. Only one account is in memory at a time.
     """
     account, sums = "", dict[tuple[str, ...], Decimal]()
+    of_all = dict[tuple[str, str], Decimal]()
     for charge in charges:
         row = charge.row
         if row.account != account:
-            yield from ([*subject, written(amount)] for subject, amount in sorted(sums.items()))
+            yield from _owed_by_account(sums, of_all)
             account, sums = row.account, {}
         if charge.currency:
             subject = (account, charge.account_name, row.status, row.meter, charge.currency)
@@ -105,27 +111,51 @@ def _owed(charges: Iterable[Charge], report: SheetTable) -> Iterator[list[str]]:
             [*_values(row, len(report.columns) - len(MONEY)), *money(charge)],
             _height(row.durability_gap) if len(row.durability_gap) > _GAP_WIDTH else None,
         )
-    yield from ([*subject, written(amount)] for subject, amount in sorted(sums.items()))
+    yield from _owed_by_account(sums, of_all)
+    for (status, currency), amount in sorted(of_all.items()):
+        yield [_ALL, "", "", status, "", currency, written(amount)]
+
+
+def _owed_by_account(
+    sums: Mapping[tuple[str, ...], Decimal], of_all: dict[tuple[str, str], Decimal]
+) -> Iterator[list[str]]:
+    """Yield the rows of one account, and add what it owes to the totals of all accounts."""
+    owed = dict[tuple[str, str], tuple[tuple[str, str], Decimal]]()
+    for subject, amount in sorted(sums.items()):
+        account, name, status, meter, currency = subject
+        yield [_METER if meter else _ROUNDING, *subject, written(amount)]
+        _names, before = owed.get((status, currency), (("", ""), ZERO))
+        owed[status, currency] = (account, name), plus(before, amount)
+    for (status, currency), ((account, name), amount) in owed.items():
+        yield [_ACCOUNT, account, name, status, "", currency, written(amount)]
+        of_all[status, currency] = plus(of_all.get((status, currency), ZERO), amount)
 
 
 def _totals(rows: Iterable[Row], report: SheetTable) -> Iterator[list[object]]:
     """Add the rows to the sheet `report`. After an account's last row, yield the account's totals of each meter.
 
-    The rows are sorted by account, so only one account is in memory at a time.
+    At the end, yield the totals of all accounts for each meter. The rows are sorted by account, so only one account is
+    in memory at a time.
     """
     account, sums = "", dict[tuple[str, ...], list[int]]()
+    of_all = dict[tuple[str, ...], list[int]]()
     for row in rows:
         if row.account != account:
-            yield from ([*subject, *added] for subject, added in sorted(sums.items()))
+            yield from ([_METER, *subject, *added] for subject, added in sorted(sums.items()))
             account, sums = row.account, {}
-        added = sums.setdefault((account, row.status, row.meter, row.unit), [0] * len(_SUMMED))
-        for index, quantity in enumerate(_summed(row)):
-            added[index] += quantity
+        subject = (row.status, row.meter, row.unit)
+        for added in (
+            sums.setdefault((account, *subject), [0] * len(_SUMMED)),
+            of_all.setdefault(subject, [0] * len(_SUMMED)),
+        ):
+            for index, quantity in enumerate(_summed(row)):
+                added[index] += quantity
         report.add(
             _values(row, len(report.columns)),
             _height(row.durability_gap) if len(row.durability_gap) > _GAP_WIDTH else None,
         )
-    yield from ([*subject, *added] for subject, added in sorted(sums.items()))
+    yield from ([_METER, *subject, *added] for subject, added in sorted(sums.items()))
+    yield from ([_ALL, "", *subject, *added] for subject, added in sorted(of_all.items()))
 
 
 def _values(row: Row, count: int) -> Sequence[object]:

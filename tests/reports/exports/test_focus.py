@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -21,6 +22,8 @@ from ratelimits.reports.exports import FORMATS, focus
 from ratelimits.reports.exports import amounts as with_amounts
 from ratelimits.reports.exports import json as first_schema
 from ratelimits.reports.rows import COLUMNS, Charge
+from ratelimits.reports.statements import statements
+from ratelimits.reports.statements.charges import lines_for
 from tests.reports.exports.samples import ROW, awkward, priced
 from tests.support.reports.invoices import account, close, spend
 from tests.support.reports.priced import TIERS, charge, table
@@ -75,9 +78,66 @@ def test_a_workbook_says_what_each_account_owes_in_numbers() -> None:
     amounts = [row[-2] for row in lines[1:] if row[-2] is not None]
     assert sum(map(Decimal, map(str, amounts))) == Decimal(report.amounts["total"]["EUR"])
     header, *totals = book["Totals"].iter_rows(values_only=True)
-    assert header == ("account", "account_name", "status", "meter", "currency", "amount")
-    assert {row[:3] for row in totals} == {("acme", "Acme Ltd.", "final")}
-    assert sum(Decimal(str(row[-1])) for row in totals) == Decimal(report.amounts["total"]["EUR"])
+    assert header == ("row", "account", "account_name", "status", "meter", "currency", "amount")
+    assert {row[1:4] for row in totals[:-1]} == {("acme", "Acme Ltd.", "final")}
+    assert [row[0] for row in totals] == ["rounding", *["meter"] * 3, "account", "all accounts"]
+    # What the account owes is said, and each kind of rows adds up to it.
+    owed = float(report.amounts["total"]["EUR"])
+    assert totals[-2:] == [
+        ("account", "acme", "Acme Ltd.", "final", None, "EUR", owed),
+        ("all accounts", None, None, "final", None, "EUR", owed),
+    ]
+    parts = [row for row in totals if row[0] in ("rounding", "meter")]
+    assert sum(Decimal(str(row[-1])) for row in parts) == Decimal(report.amounts["total"]["EUR"])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_totals_of_a_month_have_a_total_of_each_currency() -> None:
+    payers = [
+        payer(name, currency=currency) for name, currency in (("a", "EUR"), ("b", "EUR"), ("c", "JPY"), ("d", "EUR"))
+    ]
+    for each in payers:
+        spend(each, "2026-10-10", 20)
+    close("2026-11-02")
+    spend(payers[3], "2026-10-10", 20, key="api_key:2")
+    spend(payers[3], "2026-11-10", 30)
+    flow()
+    form = FORMATS["xlsx-amounts"]
+    for month in ("2026-10", "2026-11"):
+        found = list(statements(month))
+        book = openpyxl.load_workbook(io.BytesIO(b"".join(form.stream(lines_for(form, found)))))
+        _header, *totals = book["Totals"].iter_rows(values_only=True)
+        of_accounts: Counter[tuple[str, str]] = Counter()
+        for kind, _account, _name, status, _meter, currency, amount in totals:
+            if kind == "account":
+                of_accounts[status, currency] += round(Decimal(str(amount)) * 100)
+        last = {(row[3], row[5]): round(Decimal(str(row[-1])) * 100) for row in totals if row[0] == "all accounts"}
+        assert last == dict(of_accounts)
+        assert last.keys() == ({("final", "EUR"), ("final", "JPY")} if month == "2026-10" else {("provisional", "EUR")})
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_sum_of_an_invoice_never_changes() -> None:
+    """Each version of a report is an invoice. Charges of an open period are on none."""
+    acme = payer(flat_fee="3")
+
+    def invoices() -> dict[str, Decimal]:
+        sums: dict[str, Decimal] = {}
+        form = FORMATS["focus"]
+        text = b"".join(form.stream(lines_for(form, statements("2026-10")))).decode()
+        for row in csv.DictReader(io.StringIO(text)):
+            sums[row["InvoiceId"]] = sums.get(row["InvoiceId"], Decimal(0)) + Decimal(row["BilledCost"])
+        return sums
+
+    spend(acme, "2026-10-10", 20)
+    flow()
+    assert invoices() == {"": Decimal("4.5")}
+    close("2026-11-02")
+    first = {"acme.20261001T000000Z.v1": Decimal("4.5")}
+    assert invoices() == first
+    spend(acme, "2026-10-12", 1)
+    close("2026-11-03")
+    assert invoices() == first | {"acme.20261001T000000Z.v2": Decimal("0.1")}
 
 
 def _used() -> Report:

@@ -106,7 +106,7 @@ def test_what_a_sheet_has_no_room_for_goes_on_in_the_next(monkeypatch: pytest.Mo
     book = opened(*rows(25))
     assert [(sheet.title, sheet.max_row) for sheet in book.worksheets] == [
         ("Report", 11),
-        ("Totals", 2),
+        ("Totals", 3),
         ("Report 2", 11),
         ("Report 3", 6),
     ]
@@ -144,26 +144,29 @@ def test_the_second_sheet_has_the_totals_of_each_account_by_meter() -> None:
     )
     names = ("account", "status", "meter", "unit")
     quantities = ("consumed_quantity", "included_quantity", "overage_quantity", "refunded_quantity")
-    assert header == names + quantities
+    assert header == ("row", *names, *quantities)
     assert lines == [
-        ("Acme", "final", "requests", "requests", 8, 5, 3, 0),
-        ("acme", "final", "requests", "requests", 5, 2, 2, 1),
-        ("acme", "final", "tokens", "tokens", 8, 5, 3, 0),
-        ("acme", "provisional", "requests", "requests", 8, 5, 3, 0),
-        ("zoë", "final", "requests", "requests", 8, 5, 3, 0),
+        ("meter", "Acme", "final", "requests", "requests", 8, 5, 3, 0),
+        ("meter", "acme", "final", "requests", "requests", 5, 2, 2, 1),
+        ("meter", "acme", "final", "tokens", "tokens", 8, 5, 3, 0),
+        ("meter", "acme", "provisional", "requests", "requests", 8, 5, 3, 0),
+        ("meter", "zoë", "final", "requests", "requests", 8, 5, 3, 0),
+        ("all accounts", None, "final", "requests", "requests", 21, 12, 8, 1),
+        ("all accounts", None, "final", "tokens", "tokens", 8, 5, 3, 0),
+        ("all accounts", None, "provisional", "requests", "requests", 8, 5, 3, 0),
     ]
 
 
 def test_a_total_keeps_every_digit_and_its_account_is_no_formula() -> None:
     large = ROW._replace(account="=1+1", consumed_quantity=10**15 - 1)
-    assert totals(large, large)[1][:5] == ("=1+1", "final", "requests", "requests", str(2 * 10**15 - 2))
+    assert totals(large, large)[1][1:6] == ("=1+1", "final", "requests", "requests", str(2 * 10**15 - 2))
 
 
 def test_totals_that_a_sheet_has_no_room_for_go_on_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workbook, "SHEET_ROWS", 11)
     found = [row._replace(account=f"a{number:02d}") for number, row in enumerate(rows(15))]
     assert opened(*found).sheetnames == ["Report", "Totals", "Report 2", "Totals 2"]
-    assert [row[0] for row in totals(*found) if row[0] != "account"] == [row.account for row in found]
+    assert [row[1] for row in totals(*found) if row[0] == "meter"] == [row.account for row in found]
 
 
 def test_the_file_does_not_say_when_or_by_whom_it_was_made() -> None:

@@ -465,6 +465,7 @@ TAMPERINGS: dict[str, Damage] = {
     "a waiting adjustment is deleted": lambda: delete(Adjustment, approval="waiting")(),
     "an adjustment that nobody made is inserted": adjustment_that_nobody_made,
     "a quarantined batch is marked as discarded": quarantine_is_discarded,
+    "the process totals of admitted requests are deleted": delete(ProcessTotal, kind="admitted"),
     "a first version is called the second": first_version_is_the_second,
     "an open total never ends": open_total_never_ends,
     "a moment of no calendar": lambda: Report.objects.filter(pk=touched(Report).pk).update(period_start=2**62),
