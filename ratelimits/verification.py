@@ -205,8 +205,8 @@ class Verification:
             yield (
                 "Without a manifest (--manifest FILE) nobody can see these changes: reports that were deleted with"
                 " everything that refers to them; totals of processes that were changed or deleted; changes to gaps,"
-                " reasons of adjustments, quarantined batches, the history of terms and prices, and what was pushed and accepted; and usage"
-                " that is not in a report yet and was changed together with its digests."
+                " reasons of adjustments, quarantined batches, the history of terms and prices, and what was pushed and"
+                " accepted; and usage that is not in a report yet and was changed together with its digests."
             )
         if self._account is None and (count := count_without_history(self._using)):
             yield (
