@@ -1,5 +1,8 @@
 """Celery tasks: each task only calls the function that does the work. It does no harm if a task runs twice.
 
+A task and a management command of one name, such as `ratelimits.drain` and `ratelimits_drain`, do the same job (see
+the room `jobs`).
+
 Add the tasks to the beat schedule of your Celery app:
 
     @app.on_after_finalize.connect
@@ -11,32 +14,19 @@ Add the tasks to the beat schedule of your Celery app:
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 from uuid import UUID
 
 from celery import shared_task
 from redis.exceptions import RedisError
 
-from ratelimits import simulate
+from ratelimits import jobs
 from ratelimits.alerts import deliver
 from ratelimits.alerts.evaluate import evaluate
 from ratelimits.conf import conf
-from ratelimits.engine import Unavailable
-from ratelimits.engine.server import current_server
-from ratelimits.push import plan as planning
 from ratelimits.push import receivers
-from ratelimits.push import send as sending
-from ratelimits.recording import trace
-from ratelimits.reports.closing import close as closing
 from ratelimits.rules import RulesUnavailable
-from ratelimits.usage import drain as draining
-from ratelimits.usage import process_totals, span_totals
-from ratelimits.usage import seal as sealing
-from ratelimits.usage import tally as tallying
 from ratelimits.usage.fence import NotFencedError
-from ratelimits.usage.retention import compact as compacting
-from ratelimits.usage.task_runs import Task, note_run
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +39,7 @@ _SEAL_EXPIRES = 3600
 def seal() -> None:
     """Seal the open batches of all shards."""
     try:
-        with note_run(Task.SEAL):
-            sealing.seal()
+        jobs.seal()
     except RedisError as error:
         logger.warning("Usage could not be sealed; the next run of the task tries again: %s", error)
 
@@ -59,12 +48,7 @@ def seal() -> None:
 def drain() -> None:
     """Write all sealed batches to the ledger, and add them to the totals by account and period."""
     try:
-        with note_run(Task.DRAIN):
-            try:
-                draining.drain()
-            finally:
-                # Also after an error: perhaps only one shard had the error, and the other shards were drained.
-                tallying.tally()
+        jobs.drain()
     except (NotFencedError, RedisError) as error:
         logger.warning("Usage could not be drained; the next run of the task tries again: %s", error)
 
@@ -72,9 +56,8 @@ def drain() -> None:
 @shared_task(name="ratelimits.finalise", ignore_result=True, acks_late=True)
 def finalise() -> None:
     """Close the billing periods whose usage is complete. Correct the reports of closed periods by new versions."""
-    with note_run(Task.FINALISE):
-        for _closed in closing.finalise_each():
-            pass  # Each step of the iterator finalises reports.
+    for _closed in jobs.finalise():
+        pass  # Each step of the iterator finalises reports.
 
 
 @shared_task(name="ratelimits.alerts", ignore_result=True, acks_late=True)
@@ -106,9 +89,7 @@ def push() -> None:
 def push_to(name: str) -> None:
     """Send a billing system the lines that it does not have yet, for at most PUSH_INTERVAL. The next run continues."""
     if name in conf.PUSH:  # The setting can change while a task waits.
-        receiver = receivers.receiver(name)
-        planning.plan(receiver)
-        sending.send(receiver, max_seconds=conf.PUSH_INTERVAL)
+        jobs.push(receivers.receiver(name), max_seconds=conf.PUSH_INTERVAL)
 
 
 @shared_task(name="ratelimits.compact", ignore_result=True, acks_late=True)
@@ -117,15 +98,7 @@ def compact() -> None:
 
     Also delete old totals of short spans of time, old recorded requests, and what killed simulations left in Redis.
     """
-    # Recorded requests can be personal data. So delete them first: they must be deleted even if the work below fails.
-    trace.expire(time.time())
-    for _joined in compacting.compact():
-        pass  # Each step of the iterator joins batches.
-    process_totals.fold(int(time.time()))
-    span_totals.expire(conf.DATABASE, int(time.time()))
-    try:
-        simulate.clean(current_server().wire)
-    except Unavailable as error:
+    if error := jobs.compact().error:
         logger.warning("What killed simulations left in Redis is still there; the next run tries again: %s", error)
 
 

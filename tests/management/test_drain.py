@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 
-from ratelimits.management.commands import ratelimits_drain
+from ratelimits.usage import drain as draining
 from ratelimits.usage.apply import BatchOutcome
 from ratelimits.usage.drain import DrainResult
 
@@ -20,7 +20,7 @@ def test_only_batches_that_did_not_reach_the_ledger_are_reported(monkeypatch: py
     def drain(**_options: Any) -> DrainResult:
         return drained
 
-    monkeypatch.setattr(ratelimits_drain, "drain", drain)
+    monkeypatch.setattr(draining, "drain", drain)
     out = StringIO()
     call_command("ratelimits_drain", stdout=out)
     assert out.getvalue().splitlines() == [

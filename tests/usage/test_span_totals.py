@@ -6,10 +6,10 @@ import time
 import pytest
 from django.core.management import CommandError, call_command
 
-from ratelimits.management.commands import ratelimits_drain
 from ratelimits.models import KeyTotal, Line, PeriodUsage, RuleTotal, ShardState
 from ratelimits.models.status.totals import DAY, FIVE_DAYS, HOUR, QUARTER, SIX_HOURS
 from ratelimits.usage import crash, span_totals
+from ratelimits.usage import drain as draining
 from ratelimits.usage.drain import drain
 from ratelimits.usage.fence import NotFencedError
 from ratelimits.usage.retention.compact import compact
@@ -148,7 +148,7 @@ def test_a_command_that_fails_adds_what_is_drained_to_the_totals(monkeypatch: py
     def fail(**_options: object) -> None:
         raise NotFencedError("the server has no append-only file")
 
-    monkeypatch.setattr(ratelimits_drain, "drain", fail)
+    monkeypatch.setattr(draining, "drain", fail)
     with pytest.raises(CommandError, match="no append-only file"):
         call_command("ratelimits_drain", stdout=io.StringIO())
     check_span_totals()

@@ -6,16 +6,14 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from redis.exceptions import RedisError
 
+from ratelimits import jobs
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import plural
 from ratelimits.management.progress import shown
 from ratelimits.usage import span_totals
 from ratelimits.usage.apply import BatchOutcome
-from ratelimits.usage.drain import drain
 from ratelimits.usage.fence import NotFencedError
-from ratelimits.usage.tally import tally
-from ratelimits.usage.task_runs import Task, note_run
 
 
 class Command(ExplainedCommand):
@@ -35,16 +33,12 @@ class Command(ExplainedCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            with note_run(Task.DRAIN), shown(self) as progress:
-                drained = drain(progress=progress)
+            with shown(self) as progress:
+                drained = jobs.drain(progress, wait=True)
         except NotFencedError as error:
             raise CommandError(str(error)) from error
         except RedisError as error:
             raise CommandError(f"Redis does not answer: {error}") from error
-        finally:
-            # Also after an error: perhaps only one shard had the error, and the other shards were drained.
-            with shown(self) as progress:
-                tally(progress, wait=True)
         batches, lines = plural(drained.batches, "batch", "batches"), plural(drained.lines, "line")
         self.stdout.write(f"Drained {batches}, {lines} (appendfsync {drained.fsync}).")
         # Name only the outcomes that a person may have to look into.

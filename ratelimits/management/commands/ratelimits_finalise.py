@@ -1,18 +1,16 @@
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from ratelimits import jobs
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import plural
 from ratelimits.management.progress import shown
 from ratelimits.models.keys import canonical_account
-from ratelimits.reports.closing.close import finalise_each
 from ratelimits.reports.closing.open_periods import NotForcedError, OpenPeriod, force, open_periods, running_count
 from ratelimits.usage.tally import tally
-from ratelimits.usage.task_runs import Task, note_run
 
 
 class Command(ExplainedCommand):
@@ -43,14 +41,14 @@ class Command(ExplainedCommand):
         parser.add_argument("--reason", help="with --force: the reason")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        tally(wait=True)  # open periods are found in the totals, so first add the newest batches to the totals
         if options["force"]:
+            tally(wait=True)
             self._force(options)
             return
-        if not options["open"]:
-            # The status page shows when all accounts were finalised. So a run for one account is not recorded.
-            with note_run(Task.FINALISE) if options["account"] is None else nullcontext():
-                self._finalise(options["account"])
+        if options["open"]:
+            tally(wait=True)  # open periods are found in the totals, so first add the newest batches to the totals
+        else:
+            self._finalise(options["account"])
         printed = 0
         # Without --open, list only periods whose months are over. `awaited` is faster: it leaves out most accounts
         # without such a period.
@@ -64,7 +62,7 @@ class Command(ExplainedCommand):
 
     def _finalise(self, account: str | None) -> None:
         with shown(self) as progress:
-            for closed in finalise_each(account=account, progress=progress):
+            for closed in jobs.finalise(account, progress, wait=True):
                 for report in closed.reports:
                     self.stdout.write(f"{report}: {plural(report.line_count, 'line')}, {report.digest}")
 

@@ -5,15 +5,14 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from ratelimits import jobs
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import plural
 from ratelimits.management.progress import shown
 from ratelimits.moments.databases import now_of
 from ratelimits.push import receivers
-from ratelimits.push.plan import plan
 from ratelimits.push.receivers import Receiver
-from ratelimits.push.send import resume, send
 from ratelimits.push.settle import TO_DECIDE, NotSettledError, Settlement, line_ids_in, settle
 from ratelimits.push.status import PushStatus, preview, status
 
@@ -72,10 +71,7 @@ class Command(ExplainedCommand):
         with shown(self) as progress:
             if not options["status"]:
                 for receiver in chosen:
-                    plan(receiver, progress=progress)  # make a delivery for each new line
-                    if options["now"]:
-                        resume(receiver, now_of(conf.DATABASE))
-                    send(receiver, progress=progress)
+                    jobs.push(receiver, progress, at_once=options["now"])
             statuses = [status(receiver, now_of(conf.DATABASE), progress) for receiver in chosen]
         for push_status in statuses:
             self._show(push_status)

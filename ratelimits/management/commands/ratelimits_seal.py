@@ -5,10 +5,9 @@ from typing import Any
 from django.core.management.base import CommandError
 from redis.exceptions import RedisError
 
+from ratelimits import jobs
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import plural
-from ratelimits.usage.seal import seal
-from ratelimits.usage.task_runs import Task, note_run
 
 
 class Command(ExplainedCommand):
@@ -17,8 +16,7 @@ class Command(ExplainedCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            with note_run(Task.SEAL):
-                sealed = seal()
+            sealed = jobs.seal()
         except RedisError as error:
             raise CommandError(f"Redis does not answer: {error}") from error
         batches = plural(sum(bool(shard.batch) for shard in sealed), "batch", "batches")
