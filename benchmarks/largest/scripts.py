@@ -83,12 +83,12 @@ def _waiting(server: Server) -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def _of_a_worker(server: Server) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield the calls of a worker: seal a full batch, list as many batches as one call lists, drop one, and fence."""
+    """Yield the calls of a worker: seal a full batch, list as many batches as one call lists, and drop one."""
     from ratelimits.engine.assemble import scripts
     from ratelimits.usage.pending import BATCHES_PER_PASS, read_pending
 
     client = server.wire.client_of(server.keyspace, SHARD)
-    meta, script = server.keyspace.meta(SHARD), scripts.read("full", "run", "batch", "seal").text.decode()
+    meta, script = server.keyspace.meta(SHARD), scripts.read("memory/full", "run", "batch", "seal").text.decode()
     usages = counting.usages("sealed")
     for number in range(max(CALLS, BATCHES_PER_PASS)):
         # Two counters for each request, so 990 counters: with 1,000 the batch would be sealed already.
@@ -97,12 +97,9 @@ def _of_a_worker(server: Server) -> Iterator[tuple[str, Callable[[], object]]]:
         yield "seal, 990 entries", partial(client.eval, script, 1, meta, f"nonce-{number}", "", "")
     for _ in range(CALLS):
         yield f"pending, {BATCHES_PER_PASS} entries", lambda: read_pending(server, [SHARD], {})
-    publish, head = scripts.read("full", "publish").text.decode(), server.keyspace.head(SHARD)
+    publish, head = scripts.read("memory/full", "publish").text.decode(), server.keyspace.head(SHARD)
     for version in range(1, 1 + CALLS):
         yield "publish, 1 entry", partial(client.eval, publish, 1, head, str(version))
     drop = scripts.read("drop").text.decode()
     for name in client.lrange(server.keyspace.sealed(SHARD), 0, CALLS - 1):
         yield "drop, 1 entry", partial(client.eval, drop, 1, meta, name)
-    fence = scripts.read("fence").text.decode()
-    for _ in range(CALLS):
-        yield "fence, 1 entry", partial(client.eval, fence, 1, server.keyspace.fence(SHARD), "1000")

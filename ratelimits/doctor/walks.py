@@ -31,7 +31,7 @@ from ratelimits.doctor.scratch import TIME_TO_LIVE, Expiring, Scratch, expiring
 from ratelimits.engine.assemble import scripts
 from ratelimits.engine.call import ANY, Call, Meter, Op, Usage, new_nonce
 from ratelimits.engine.command import Command, further_keys, state_keys
-from ratelimits.engine.decide import parse_reply
+from ratelimits.engine.decide import parse_reply, receipt_call
 from ratelimits.engine.decision import Decision, Lost, Stale
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.transport.connection import Unavailable
@@ -102,7 +102,10 @@ def _admits_two(scratch: Scratch, call: Call) -> list[Decision]:
 
 
 def _limits(scratch: Scratch) -> None:
-    _admits_two(scratch, _call(*_USUAL, timeout=ANY))
+    """Charge limits, and refund a charge."""
+    first, *_others = _admits_two(scratch, _call(*_USUAL, timeout=ANY))
+    assert first.receipt is not None
+    _decide(scratch, receipt_call(first.receipt, [0], receipt_ttl=60, whole=True))
 
 
 def _logs(scratch: Scratch) -> None:

@@ -60,7 +60,7 @@ class Count:
     """
 
     script = scripts.read(
-        "full", "run", "batch", "counting/shard_run", "counting/usage", "counting/usage_new", "counting/count"
+        "memory/full", "run", "batch", "counting/shard_run", "counting/usage", "counting/usage_new", "counting/count"
     )
 
     def __init__(self, head: str, open_batch: str, usage: Usage, kind: Literal["d", "s"] = "d") -> None:

@@ -113,7 +113,7 @@ def own_name(letter: str, name: str) -> str:
 
 #: The parts of Redis keys after a shard's prefix, for those Redis keys whose names the Lua scripts make too.
 #: engine/assemble/scripts.py inserts these parts into the scripts.
-SHARD_KEYS = {"head": "head", "open": "open", "meta": "meta", "sealed": "sealed", "batch": "b:"}
+SHARD_KEYS = {"head": "head", "open": "open", "meta": "meta", "sealed": "sealed", "batch": "b:", "receipts": "receipts"}
 
 
 @lru_cache(maxsize=16384)
@@ -187,7 +187,7 @@ class Keyspace:
 
     def receipts(self, shard: int) -> str:
         """Return the key of a sorted set: the nonces of receipts that were refunded or settled (see lua/decide.lua)."""
-        return f"{self.prefix(shard)}receipts"
+        return self.prefix(shard) + SHARD_KEYS["receipts"]
 
     def fence(self, shard: int) -> str:
         """Return the key of a string that a drain writes to fence the batches (usage/fence.py).

@@ -27,7 +27,7 @@ def publish_version(version: int) -> int:
     the rules again. They do this every RELOAD_INTERVAL seconds (a setting).
     """
     _published.append(None)
-    server, script = current_server(), scripts.read("full", "publish")
+    server, script = current_server(), scripts.read("memory/full", "publish")
     in_force: list[int] = []
 
     def publish(client: redis.Redis, shards: list[int]) -> None:

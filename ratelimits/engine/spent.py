@@ -88,7 +88,7 @@ class CountSpent:
     """
 
     script = scripts.read(
-        "full", "run", "batch", "counting/shard_run", "counting/usage", "counting/usage_new", "counting/spent"
+        "memory/full", "run", "batch", "counting/shard_run", "counting/usage", "counting/usage_new", "counting/spent"
     )
 
     def __init__(

@@ -35,8 +35,12 @@ def note(scope: object, cost: Any, key: Any) -> None:
     else:
         meters = callable if callable(cost) or isinstance(cost, str) else None
     each = key if isinstance(key, (list, tuple)) else (key,)
-    keys = tuple(one for one in each if isinstance(one, Hashable) and (isinstance(one, str) or callable(one)))
+    keys: tuple[Any, ...] = tuple(filter(_is_noted, each))
     _given[Given(scope, meters, keys or None)] = None
+
+
+def _is_noted(key: Any) -> bool:
+    return isinstance(key, Hashable) and (isinstance(key, str) or callable(key))
 
 
 def all_given() -> tuple[Given, ...]:

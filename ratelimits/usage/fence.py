@@ -42,7 +42,6 @@ import redis
 from redis.exceptions import AskError, ResponseError
 
 from ratelimits.conf import conf
-from ratelimits.engine.assemble import scripts
 from ratelimits.engine.refused import refused
 from ratelimits.engine.run import UNREADABLE, read_run
 from ratelimits.engine.server import Server
@@ -56,6 +55,11 @@ _STARTS_WITHIN = 1.3
 _LOOK_INTERVAL = 0.1
 #: The fence's Redis key expires after this time without a drain, in ms (a day).
 _KEY_TTL = 86_400_000
+#: The script that writes this key. A server whose memory is full would refuse SET as the first write of a script, so
+#: PEXPIRE comes before it (see lua/memory/full.lua).
+_WRITE_KEY = """
+if redis.call('PEXPIRE', KEYS[1], ARGV[1]) == 0 then redis.call('SET', KEYS[1], '1', 'PX', ARGV[1]) end
+"""
 #: The end of the name of a promise, if the run of the server cannot be read.
 RUN_UNREADABLE = "+run-unreadable"
 
@@ -309,5 +313,5 @@ def _may_close_unseen(info: dict[str, Any]) -> bool:
 
 def _write_key(connection: redis.Redis, key: str) -> None:
     """Write the key. A server whose memory is full writes it too."""
-    script, number_of_keys = scripts.read("fence").text.decode(), 1
-    connection.eval(script, number_of_keys, key, str(_KEY_TTL))
+    number_of_keys = 1
+    connection.eval(_WRITE_KEY, number_of_keys, key, str(_KEY_TTL))

@@ -50,7 +50,7 @@ def seal() -> list[SealResult]:
     redis.exceptions.RedisError if a server does not answer. Raise it also if a server answers with an error for one
     shard, after all other shards were sealed.
     """
-    server, script = current_server(), scripts.read("full", "run", "batch", "seal").text.decode()
+    server, script = current_server(), scripts.read("memory/full", "run", "batch", "seal").text.decode()
     crash.reached("seal:before")
     clock_ttl = str(round(max(_CLOCK_SECONDS, conf.SEAL_INTERVAL * 10) * 1000))
     replies: dict[int, Any] = {}

@@ -67,7 +67,7 @@ ACLS: dict[str, tuple[tuple[str, ...], str, set[Part], set[Part], str]] = {
     "no EVAL": (("-eval",), "command:EVAL", {B, E, W, T}, {B, E, W, T}, "+eval"),
     "no EVALSHA": (("-evalsha",), "command:EVALSHA", set(), set(Part), "+evalsha"),
     "no HSET": (("-hset",), "command:HSET", {G, U, B, R, T}, {G, U, B, R, T}, "+hset"),
-    "no ZADD": (("-zadd",), "command:ZADD", {C}, {C}, "+zadd"),
+    "no ZADD": (("-zadd",), "command:ZADD", {L, C}, {L, C}, "+zadd"),
     "no LINDEX": (("-lindex",), "command:LINDEX", {G}, {G}, "+lindex"),
     "no BLPOP": (("-blpop",), "command:BLPOP", {W}, {W}, "+blpop"),
     "no MGET": (("-mget",), "command:MGET", {L, G, C, U, B, R, T}, {L, G, C, U, B, R, T}, "+mget"),

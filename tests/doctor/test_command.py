@@ -66,12 +66,12 @@ def test_the_json_has_the_documented_form(redis_client: redis.Redis, redis_url: 
     assert Part.LEASES in found["needed"]
     (one,) = found["servers"]
     assert [*one] == ["address", "user", "product", "version", "works", "fails", "findings", "acl"]
-    assert one["fails"] == ["concurrency"]
+    assert one["fails"] == ["limits", "concurrency"]
     assert {*one["works"], *one["fails"]} == {*Part}
     assert one["acl"] == f"ACL SETUSER {USER} +zadd"
     (finding,) = one["findings"]
     assert [*finding] == ["name", "parts", "why", "mend"]
-    assert (finding["name"], finding["parts"]) == ("command:ZADD", ["concurrency"])
+    assert (finding["name"], finding["parts"]) == ("command:ZADD", ["limits", "concurrency"])
 
 
 def test_a_server_that_is_away() -> None:

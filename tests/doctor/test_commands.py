@@ -15,6 +15,7 @@ from ratelimits.doctor.diagnosis import diagnose
 from ratelimits.doctor.parts import Part
 from ratelimits.engine.publish import publish_version, version_in_force
 from ratelimits.engine.server import current_server
+from ratelimits.engine.transport.ages import IDLE
 from ratelimits.simulate import clean
 from ratelimits.status.redis_state import read_redis
 from ratelimits.usage.complete import completeness
@@ -23,6 +24,7 @@ from ratelimits.usage.verify.watermarks import verify_watermarks
 from tests.doctor.restrictions import ALL, USER, connected, user
 from tests.end_to_end.test_redis_keys import rarer
 from tests.end_to_end.test_topologies import documented_rights, everything
+from tests.support.engine.saying import let_be_idle
 from tests.support.entry_points import begin_afresh
 from tests.support.raw import RawRedis
 from tests.support.usage.traffic import flow, use
@@ -38,6 +40,7 @@ _PARTS: dict[str, set[Part]] = {
     "count": {Part.COUNTS},
     "shard_run": {Part.COUNTS},
     "spent": {Part.COUNTS},
+    "full": {Part.COUNTS, Part.BILLS, Part.EDITS},
     "usage": {Part.COUNTS},
     "usage_new": {Part.COUNTS},
     "seal": {Part.BILLS},
@@ -107,6 +110,8 @@ def jobs() -> None:
     list(verify_watermarks("default"))
     read_redis()
     server = current_server()
+    let_be_idle(server.wire, 2 * IDLE)
+    use(now=None, configuration=version)
     server.wire.probe()
     clean(server.wire)
     quarantine_something()

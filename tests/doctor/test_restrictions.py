@@ -96,7 +96,7 @@ def test_commands_that_the_server_does_not_have_are_named(tmp_path: Path, server
     lines = [f'rename-command {name} ""' for name in ("HELLO", "CONFIG", "BLPOP", "ZADD")]
     with server(tmp_path / "s", servers, *lines):
         one = only()
-    for name, parts in (("BLPOP", {Part.WAITS}), ("ZADD", {Part.LEASES})):
+    for name, parts in (("BLPOP", {Part.WAITS}), ("ZADD", {Part.LIMITS, Part.LEASES})):
         found = named(one, f"command:{name}")
         assert found is not None, name
         assert parts <= found.parts, name
@@ -104,7 +104,7 @@ def test_commands_that_the_server_does_not_have_are_named(tmp_path: Path, server
     fence = named(one, "fence")
     assert fence is not None
     assert "the server does not have CONFIG GET" in fence.why
-    assert failing(one) == {Part.WAITS, Part.LEASES, Part.BILLS}
+    assert failing(one) == {Part.LIMITS, Part.WAITS, Part.LEASES, Part.BILLS}
     assert one.acl_line == ""
 
 

@@ -31,9 +31,8 @@ def test_every_algorithm_has_its_file() -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        ("full", "publish"),
-        ("full", "run", "batch", "seal"),
-        ("fence",),
+        ("memory/full", "publish"),
+        ("memory/full", "run", "batch", "seal"),
         ("drop",),
         ("pending",),
         (*COUNTING, "counting/count"),
@@ -71,5 +70,5 @@ def test_a_file_spells_no_part_of_a_key(name: str) -> None:
 
 def test_whole_scripts_have_no_placeholder_left() -> None:
     whole = [read(*COUNTING, "counting/count"), read(*SPENT), read("run", "pending")]
-    whole += [read("full", "run", "batch", "seal"), read("drop"), read("full", "publish"), read("fence")]
+    whole += [read("memory/full", "run", "batch", "seal"), read("drop"), read("memory/full", "publish")]
     assert not [script for script in whole if b"${" in re.sub(rb"--.*", b"", script.text)]

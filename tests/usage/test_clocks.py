@@ -29,7 +29,7 @@ JUNE = at("2027-06-01")
 
 def seal_at(moment: int, clock: int | str = "") -> None:
     """Seal every shard as a server whose clock shows this moment would do, for a caller with another clock."""
-    server, text = current_server(), scripts.read("full", "run", "batch", "seal").text.decode()
+    server, text = current_server(), scripts.read("memory/full", "run", "batch", "seal").text.decode()
     for shard in range(server.keyspace.shards):
         client = server.wire.client_of(server.keyspace, shard)
         client.eval(text, 1, server.keyspace.meta(shard), secrets.token_hex(12), str(moment), str(clock))

@@ -1,8 +1,7 @@
 -- The end of a script that `ratelimits_doctor` sends (doctor/scratch.py): gives the keys of the shard a time to live in
 -- the step that writes them. So they go away even if the doctor is killed. `reply` is the reply of the app's script.
--- The first key of each script ends with a name such as "meta".
-local prefix = string.match(KEYS[1], '^(.*:)[a-z]+$')
-for _, name in ipairs({'${head}', '${meta}', '${open}', '${sealed}'}) do
+local prefix = string.match(KEYS[1], '^.-}:')
+for _, name in ipairs({'${head}', '${meta}', '${open}', '${sealed}', '${receipts}'}) do
   redis.pcall('PEXPIRE', prefix .. name, ${ttl})
 end
 for _, id in ipairs(redis.pcall('LRANGE', prefix .. '${sealed}', 0, -1)) do

@@ -62,7 +62,7 @@ class TestSending:
             assert wire.call(command, b"") == number
 
     def test_a_script_of_ours_is_known_by_its_digest(self, redis_client: redis.Redis) -> None:
-        script = read("full", "run", "batch", "seal")
+        script = read("memory/full", "run", "batch", "seal")
         assert redis_client.script_load(script.text) == script.sha.decode()
 
     def test_many_commands_are_answered_in_order_in_one_go(self, wire: Wire) -> None:
