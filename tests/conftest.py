@@ -176,6 +176,7 @@ def _restored_language() -> Iterator[None]:
 def _empty_server(_steward: redis.Redis) -> None:
     """Give every test an empty server, and a process that has nothing left to send, and has decorated no function."""
     from ratelimits import logs
+    from ratelimits.engine import memory
     from ratelimits.engine.server import isolate
     from ratelimits.quota import checking, from_memory, meters
     from ratelimits.unknown_names import decorated
@@ -183,6 +184,7 @@ def _empty_server(_steward: redis.Redis) -> None:
     isolate("")  # a test that was rolled back had its own keys
     logs.forget()
     decorated.forget()
+    memory.forget()
     checking.breaker.succeeded()
     meters.forget()
     from_memory.denials.clear()

@@ -6,11 +6,15 @@ Some IPv6 addresses contain an IPv4 address. They are read as this IPv4 address,
 from __future__ import annotations
 
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
 
 #: The key of all requests whose address cannot be read.
 UNKNOWN_ADDRESS = "ip:unknown"
+#: The key that new addresses share while the memory of Redis is short.
+SHARED_ADDRESS = "ip:shared"
+#: The prefix lengths of the networks whose new addresses share a key.
+_SHARED_PREFIXES = {4: 24, 6: 48}
 #: Maximum characters of a text that can be an address. The longest is an IPv6 address with a zone and a port.
 LONGEST_ADDRESS = 100
 #: The bits of an IPv6 address that name its /64 network.
@@ -65,6 +69,19 @@ def _address_key(text: str) -> str | None:
     if isinstance(address, IPv6Address):
         return f"ip:{IPv6Address(int(address) & _NETWORK_BITS)}/64"
     return None if address is None else f"ip:{address}"
+
+
+def network_of(key: str) -> str | None:
+    """Return the key that the new addresses of a network share: "ip:203.0.113.0/24" for "ip:203.0.113.9".
+
+    Return None if `key` is not the key of an address.
+    """
+    host = key.removeprefix("ip:").partition("/")[0]
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return None
+    return f"ip:{ip_network((host, _SHARED_PREFIXES[address.version]), strict=False)}"
 
 
 def read_address(text: str, *, tunnels: bool = True) -> IPv4Address | IPv6Address | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from time import time
 from typing import Any
 
@@ -10,17 +11,21 @@ from django.apps import AppConfig
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.conf import conf
 from ratelimits.embedded import ServerStartError
-from ratelimits.engine import Unavailable
+from ratelimits.engine import Unavailable, memory
 from ratelimits.engine.server import current_server
 from ratelimits.models import PeriodUsage, Rule, ShardState
 from ratelimits.models.ledger import moment
 
 #: If no watermark has advanced for this number of intervals (SEAL_INTERVAL), the check warns that no worker runs.
 _MAX_INTERVALS = 10
+_MORE_MEMORY = (
+    "If usage waits in Redis, run a worker, or the commands ratelimits_seal and ratelimits_drain. If not, raise the"
+    " server's maxmemory."
+)
 
 
 @checks.register("ratelimits", checks.Tags.database)
@@ -31,18 +36,42 @@ def check_usage(
     try:
         if not databases or conf.DATABASE not in databases:
             return []
-        if not _any_rule_bills():
-            return []
-        server = current_server()
-        # While the server is away, no worker can do anything: then the worker is not what is wrong.
-        server.wire.client_of(server.keyspace, 0).exists(server.keyspace.sealed(0))
-        return [*_check_worker(), *_check_shards()]
+        found = [*_check_memory()]
+        if _any_rule_bills():
+            server = current_server()
+            # While the server is away, no worker can do anything: then the worker is not what is wrong.
+            server.wire.client_of(server.keyspace, 0).exists(server.keyspace.sealed(0))
+            found += [*_check_worker(), *_check_shards()]
+        return found
     except (DatabaseError, RedisError, Unavailable, ServerStartError, OSError, ImproperlyConfigured):
         return []  # The tables do not exist yet, a server is down, or another check reports the settings.
 
 
 def _any_rule_bills() -> bool:
     return Rule.objects.using(conf.DATABASE).filter(bills=True).exists()
+
+
+def _check_memory() -> Iterator[checks.CheckMessage]:
+    """Warn before the memory of a server is full, and say what the app does then."""
+    server = current_server()
+    uses = []
+    for client, _shards in server.wire.servers(server.keyspace, range(server.keyspace.shards)):
+        with suppress(ResponseError):  # the doctor says that INFO is refused
+            uses.append(memory.use_of(client.info("memory")))
+    share = max((use.share for use in uses if use is not None), default=0.0)
+    starts = memory.starts()
+    if share >= starts[memory.Shortage.SHORT]:
+        yield checks.Warning(
+            f"A Redis server uses {share:.0%} of its maxmemory: all new addresses share one count.",
+            hint=_MORE_MEMORY,
+            id="ratelimits.W041",
+        )
+    elif share >= starts[memory.Shortage.NEAR]:
+        yield checks.Warning(
+            f"A Redis server uses {share:.0%} of its maxmemory: new addresses of a network share one count.",
+            hint=_MORE_MEMORY,
+            id="ratelimits.W040",
+        )
 
 
 def _check_worker() -> Iterator[checks.CheckMessage]:

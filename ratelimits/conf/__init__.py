@@ -40,6 +40,7 @@ DEFAULTS: dict[str, Any] = {
     "KEY_SEARCH": None,  # callable or path: takes a text, returns keys and names, for the admin's inspector
     # The decision
     "TIMEOUT": 0.25,  # maximum seconds for one call of Redis
+    "MEMORY_BUDGET": 0.8,  # share of the server's maxmemory from which new addresses are counted together
     "FAILURE_POLICY": "allow",  # the answer while Redis does not answer: "allow" or "deny"; a rule can have its own
     "RELOAD_INTERVAL": 30,  # seconds after which a process reads the rules again, even if Redis reports no edit
     "DENY_CACHE_SECONDS": 1.0,  # maximum seconds for which a process repeats a refusal without asking Redis
@@ -131,6 +132,7 @@ class Conf:
     ADDRESS_HEADER: str
     KEY_SEARCH: Callable[[str], Iterable[tuple[str, str]]] | None
     TIMEOUT: float
+    MEMORY_BUDGET: float
     FAILURE_POLICY: str
     RELOAD_INTERVAL: float
     DENY_CACHE_SECONDS: float

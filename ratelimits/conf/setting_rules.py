@@ -105,6 +105,7 @@ _HOOK = SettingRule(
     " dotted path of such a callable; or None.",
     _is_hook,
 )
+_BUDGET = SettingRule("a number above 0 up to 0.95.", lambda value: _is_number(value) and 0 < value <= 0.95)
 _FLAG = SettingRule("True or False.", lambda value: isinstance(value, bool))
 #: The options of a path, each with a function that returns whether a value is valid. Only the scope "*" has a star, and
 #: no scope has a space, a colon or a comma.
@@ -267,6 +268,7 @@ RULES: dict[str, SettingRule] = {
     ),
     "KEY_SEARCH": _CALLABLE,
     "TIMEOUT": _seconds(LONGEST_CALL),
+    "MEMORY_BUDGET": _BUDGET,
     "FAILURE_POLICY": _one_of("allow", "deny"),
     "RELOAD_INTERVAL": _seconds(),
     "DENY_CACHE_SECONDS": _seconds(may_be_zero=True),

@@ -20,7 +20,7 @@ from ratelimits.engine.decide import (
     reset,
     settle,
 )
-from ratelimits.engine.decision import AlreadySettled, Decision, Lost, Stale, Standing
+from ratelimits.engine.decision import AlreadySettled, Decision, Full, Lost, Stale, Standing
 from ratelimits.engine.transport.connection import NotSent, Unanswered, Unavailable
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Algorithm",
     "AlreadySettled",
     "Decision",
+    "Full",
     "Limit",
     "Lost",
     "Meter",

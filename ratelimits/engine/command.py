@@ -8,10 +8,12 @@ from time import time_ns
 from typing import Any
 
 from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.engine import memory
 from ratelimits.engine.assemble import Assembled, Shape, assembled
 from ratelimits.engine.call import ANY, Call, Meter, Op, Usage, bin_and_period, shard, shard_of_usage
 from ratelimits.engine.clock import clock
 from ratelimits.engine.keys import Keyspace, quoted
+from ratelimits.engine.memory import Shortage
 from ratelimits.engine.resp import bulks
 
 
@@ -62,7 +64,7 @@ _NEVER_VALID: _CachedBytes = ("", 0, 0, b"")
 class Command:
     """A call as the bytes of a Redis command. It can be sent many times, each time with a new nonce."""
 
-    __slots__ = ("_cached", "_front", "_layout", "call", "is_first", "keyspace", "parts", "script")
+    __slots__ = ("_cached", "_front", "_layout", "call", "full", "is_first", "keyspace", "parts", "script")
 
     def __init__(self, keyspace: Keyspace, call: Call) -> None:
         self.keyspace = keyspace
@@ -70,6 +72,8 @@ class Command:
         #: In a cluster, the commands that are sent instead of this one, one for each shard. cluster/split.py sets them.
         self.parts: Any = None
         program, usage = call.program, call.usage
+        #: Whether the script writes although the server's memory is full.
+        self.full = memory.level is Shortage.FULL
         #: Whether the call has a lasting limit (restored from the ledger if Redis loses its state), and this command
         #: was not decided yet in this run of the server.
         self.is_first = program.lasts and call.op is Op.TRY
@@ -89,7 +93,7 @@ class Command:
         meters = len(usage.meters) if usage is not None else 0
         names = (call.lease is not None) + (call.receipt is not None)
         #: The deciding script for calls of this shape, and its argument `layout`, which only a general script has.
-        self.script, self._layout = _assembled(call, len(compared), keys_without_state, keyspace.slots_move)
+        self.script, self._layout = _assembled(call, len(compared), keys_without_state, keyspace.slots_move, self.full)
         #: The bytes of the command before the nonce.
         # 7 arguments are always there: EVALSHA, the SHA-1, the number of keys, nonce, head, request and program.
         self._front = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n%b" % (
@@ -169,11 +173,11 @@ def _middle(program: bytes, head: str, request: tuple[float, ...], costs: tuple[
     return bulks(head.encode(), struct.pack(f"<{len(request) + len(costs)}d", *request, *costs), program)
 
 
-def _assembled(call: Call, heads: int, keys_without_state: int, slots_move: bool) -> Assembled:
+def _assembled(call: Call, heads: int, keys_without_state: int, slots_move: bool, full: bool) -> Assembled:
     """Return the deciding script for a call, and the layout of the call if the script is a general one.
 
     `heads` says how many heads the call compares. `keys_without_state` says how many of the call's Redis keys have no
-    states of limits: these are the heads, `open` and the receipt.
+    states of limits: these are the heads, `open` and the receipt. `full` is as in `Shape`.
     """
     program, usage = call.program, call.usage
     packed_count = program.packed_states
@@ -202,6 +206,7 @@ def _assembled(call: Call, heads: int, keys_without_state: int, slots_move: bool
         announces=call.announces,
         counts_refusal=call.counts_refusal,
         slots_move=slots_move,
+        full=full,
     )
     return assembled(shape)
 

@@ -13,6 +13,7 @@ from redis.exceptions import ResponseError
 
 from ratelimits.algorithms.limits import Limit
 from ratelimits.conf import conf
+from ratelimits.engine import memory
 from ratelimits.engine.call import ANY, Call, Op, Receipt, Usage, new_nonce
 from ratelimits.engine.clock import clock
 from ratelimits.engine.command import Command
@@ -23,6 +24,7 @@ from ratelimits.engine.decision import (
     RECEIPT_USED,
     AlreadySettled,
     Decision,
+    Full,
     Lost,
     Stale,
     read,
@@ -65,11 +67,15 @@ def parse_reply(call: Call, packed: bytes, nonce: bytes) -> Decision | None:
 def decide_call(server: Server, call: Call, command: Command | None = None) -> Decision:
     """Decide a call. `command` is the prepared command of the call. If it is None, make a command.
 
-    Raise the errors of `parse_reply` and of `Wire.call`.
+    Raise the errors of `parse_reply` and of `Wire.call`. Raise Full if the caller must prepare a new command.
     """
-    command = command or Command(server.keyspace, call)
+    prepared, command = command, command or Command(server.keyspace, call)
     nonce = new_nonce()
-    decision = parse_reply(call, server.wire.call(command, nonce), nonce)
+    try:
+        decision = parse_reply(call, server.wire.call(command, nonce), nonce)
+    except ResponseError as error:
+        command, nonce = _despite_full_memory(server, command, prepared, error), new_nonce()
+        decision = parse_reply(call, server.wire.call(command, nonce), nonce)
     if decision is None:  # `clock` was wrong, and now it is right: send the call again
         decision = parse_reply(call, server.wire.call(command, nonce), nonce)
     if decision is None:
@@ -79,19 +85,36 @@ def decide_call(server: Server, call: Call, command: Command | None = None) -> D
     return decision
 
 
+def _despite_full_memory(server: Server, command: Command, prepared: Command | None, error: ResponseError) -> Command:
+    """Return the command that does the same although the server's memory is full.
+
+    Raise Full if the caller has `prepared` the command, and so must make it again. Raise `error` if it has another
+    reason, or if the server must not use more memory.
+    """
+    if not memory.is_refusal(error) or not memory.note_refusal() or command.full:
+        raise error
+    if prepared is not None:
+        raise Full from error
+    return Command(server.keyspace, command.call)
+
+
 async def adecide_call(server: Server, call: Call, command: Command | None = None) -> Decision:
     """Do the same as `decide_call`, in async code. If the caller is cancelled, give back the permits that were taken.
 
     A cancelled caller first waits for the reply, at most as many seconds as the setting TIMEOUT says. Then
     CancelledError is raised. If the call failed, its error is the cause of the CancelledError.
     """
-    command = command or Command(server.keyspace, call)
+    prepared, command = command, command or Command(server.keyspace, call)
     nonce = new_nonce()
     task = asyncio.current_task()
     assert task is not None
     cancellations_before = task.cancelling()
     try:
-        decision = parse_reply(call, await server.wire.acall(command, nonce), nonce)
+        try:
+            decision = parse_reply(call, await server.wire.acall(command, nonce), nonce)
+        except ResponseError as error:
+            command, nonce = _despite_full_memory(server, command, prepared, error), new_nonce()
+            decision = parse_reply(call, await server.wire.acall(command, nonce), nonce)
         if decision is None:
             decision = parse_reply(call, await server.wire.acall(command, nonce), nonce)
         if decision is None:

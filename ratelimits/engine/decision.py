@@ -49,6 +49,13 @@ class Lost(Exception):
     """
 
 
+class Full(Exception):
+    """Nothing was decided: the server's memory is full. Make a new command, and decide again.
+
+    The new command saves memory, and the server does not refuse it.
+    """
+
+
 class AlreadySettled(ValueError):
     """Nothing was done: the receipt was refunded or settled before, or is older than the setting RECEIPT_TTL allows."""
 

@@ -88,6 +88,10 @@ if by_server then
   now = time[1] * 1e6 + time[2]
 end
 if now < valid_from or now >= valid_until then return write_struct('<i8i8', -2, now) end
+--: if full
+-- The server's memory is perhaps full. After this write, which needs no memory, it refuses no other: see full.lua.
+call('PERSIST', KEYS[1])
+--: end
 --: do limits
 --: if stored
 local got = call('MGET', ${mget}) -- the heads of the shards, then the packed states

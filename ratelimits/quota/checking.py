@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 
 from ratelimits import rules
 from ratelimits.conf import conf
-from ratelimits.engine import Decision, Lost, Stale, Unanswered, Unavailable
+from ratelimits.engine import Decision, Full, Lost, Stale, Unanswered, Unavailable
 from ratelimits.engine.call import Call
 from ratelimits.engine.command import Command
 from ratelimits.engine.decide import adecide_call, decide_call
@@ -41,6 +41,7 @@ from ratelimits.quota.prepared import (
     without_version,
 )
 from ratelimits.quota.restoring import from_ledger
+from ratelimits.quota.shortage import sharing
 from ratelimits.rules import RulesUnavailable, Selection, Snapshot
 from ratelimits.signals import request_refused
 
@@ -132,7 +133,10 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
                 chosen = _choose(commands, snapshot, scope, method, identity, costs)
                 if isinstance(chosen, Answer):
                     return chosen
-                ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
+                shape = RequestShape(identity, scope, method, costs, at_once)
+                ready = commands.add(cache_key, shape, chosen)
+                prepared = ready.prepared  # if Redis cannot be asked for a command that saves memory
+                ready = commands.by_key[cache_key] = sharing.affordable(commands, snapshot, shape, ready)
             prepared, _costs, fetch, permits, zero_refusal, _decides = ready
             # Redis is not asked before this refusal, so it cannot say that the rules are too old. If this process has
             # edited rules, first read them again.
@@ -148,7 +152,7 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
             command = fetch.command if attempt <= RELOADS else without_version(fetch.command)
             try:
                 decision = _ask(command, ready, identity)
-            except (Stale, Lost) as reason:
+            except (Stale, Lost, Full) as reason:
                 _bring_up_to_date(reason, command.call, prepared, identity, snapshot)
                 continue
             answer = (
@@ -206,7 +210,10 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
                 chosen = await _achoose(commands, snapshot, scope, method, identity, costs)
                 if isinstance(chosen, Answer):
                     return chosen
-                ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
+                shape = RequestShape(identity, scope, method, costs, at_once)
+                ready = commands.add(cache_key, shape, chosen)
+                prepared = ready.prepared
+                ready = commands.by_key[cache_key] = await sharing.aaffordable(commands, snapshot, shape, ready)
             prepared, _costs, fetch, permits, zero_refusal, _decides = ready
             # Redis is not asked before this refusal, so it cannot say that the rules are too old. If this process has
             # edited rules, first read them again.
@@ -222,7 +229,7 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
             command = fetch.command if attempt <= RELOADS else without_version(fetch.command)
             try:
                 decision = await _aask(command, ready, identity)
-            except (Stale, Lost) as reason:
+            except (Stale, Lost, Full) as reason:
                 await _abring_up_to_date(reason, command.call, prepared, identity, snapshot)
                 continue
             answer = (
@@ -262,24 +269,27 @@ async def _aask(command: Command, ready: PreparedCommand, identity: Identity) ->
 
 
 def _bring_up_to_date(
-    reason: Stale | Lost, call: Call, prepared: Prepared, identity: Identity, snapshot: Snapshot
+    reason: Stale | Lost | Full, call: Call, prepared: Prepared, identity: Identity, snapshot: Snapshot
 ) -> None:
-    """Do what Redis requires before it decides: read newer rules, or restore lost counts from the ledger."""
+    """Do what Redis requires before it decides: read newer rules, or restore lost counts from the ledger.
+
+    If its memory is full, there is nothing to do: the commands of this process were forgotten.
+    """
     breaker.succeeded()
     if isinstance(reason, Stale):
         rules.reload(reason.version)
-    else:
+    elif isinstance(reason, Lost):
         from_ledger.restore(call, prepared, identity, snapshot)
 
 
 async def _abring_up_to_date(
-    reason: Stale | Lost, call: Call, prepared: Prepared, identity: Identity, snapshot: Snapshot
+    reason: Stale | Lost | Full, call: Call, prepared: Prepared, identity: Identity, snapshot: Snapshot
 ) -> None:
     """Do the same as `_bring_up_to_date`, in async code."""
     breaker.succeeded()
     if isinstance(reason, Stale):
         await rules.areload(reason.version)
-    else:
+    elif isinstance(reason, Lost):
         await from_ledger.arestore(call, prepared, identity, snapshot)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
-from ratelimits.engine import Meter, Mode, Usage
+from ratelimits.engine import Meter, Mode, Usage, memory, memory_watch
 from ratelimits.engine.call import Call, Op
 from ratelimits.engine.clock import clock
 from ratelimits.engine.command import Command
@@ -55,6 +55,8 @@ class Prepared:
     prefetch     maximum number of requests for which one fetch takes permits; 0 if a rule does not allow prefetching
     policies     the value of the header RateLimit-Policy
     quoted       the name of each rule, with quotation marks, as headers show it
+    invented     the positions of those kinds in `key_kinds` whose keys a client can invent: addresses, their networks,
+                 and keys that the view gives
     has_own_refusals  whether a rule has its own status or text for refusals
     shows_shadow whether the headers show shadow rules, as if these were enforced
     unreadable   rules with wrong values. The failure policy of such a rule decides. `local` refuses then, like `deny`:
@@ -75,6 +77,7 @@ class Prepared:
     quoted: tuple[str, ...]
     shows_shadow: bool
     has_own_refusals: bool
+    invented: tuple[int, ...] = ()
     unreadable: tuple[UnreadableRule, ...] = ()
     left_out: tuple[AppliedRule, ...] = ()
     undecided: str = ""
@@ -148,6 +151,7 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
         quoted=quoted,
         shows_shadow=shows_shadow,
         has_own_refusals=any(rule.refusal_status != 429 or rule.refusal_text for rule in applied),
+        invented=tuple(i for i, kind in enumerate(key_kinds) if kind.startswith(("address", "view_key/"))),
         unreadable=unreadable,
         left_out=left_out,
         undecided=undecided,
@@ -235,6 +239,8 @@ class PreparedCommands:
             self._meters = len(shape.costs)
         prepared = prepare(selection, tuple(shape.costs))
         assert self.snapshot is not None
+        if prepared.invented:
+            memory_watch.address_seen()
         server, call = current_server(), _call(self.snapshot, selection.version, prepared, shape)
         refusal = refusal_by_zero_capacity(call, clock.now())
         permits = None
@@ -280,6 +286,14 @@ class RequestShape(NamedTuple):
 
 
 _commands = PreparedCommands()
+
+
+def _prepare_again() -> None:
+    """Forget the commands: whether Redis has enough memory decides what they do."""
+    _commands.by_key.clear()
+
+
+memory.on_change.append(_prepare_again)
 
 
 def may_wait() -> bool:

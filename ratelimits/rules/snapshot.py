@@ -215,6 +215,14 @@ class Snapshot:
             groups = groups_of_user & self._groups
         return present, key_plan, account_plan, changed_at, overrides, groups, _sources_of(identity)
 
+    def may_have_rows_about(self, key: str) -> bool:
+        """Return whether the database has a row about this key, such as an override; True if the rows were not read.
+
+        Usually `select` has read them.
+        """
+        facts = self._facts[crc32(key.encode()) % KEY_SHARDS]
+        return facts is None or facts.get(key) is not None
+
     def select_exact(self, scope: str, identity: Identity) -> Selection:
         """Return the rules that name exactly this scope, and no HTTP method. Rules for "*" are left out.
 

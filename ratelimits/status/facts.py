@@ -13,7 +13,8 @@ from django.utils.translation import gettext as _
 
 from ratelimits import moments
 from ratelimits.conf import conf
-from ratelimits.doctor.properties import FULL, append_only, eviction
+from ratelimits.doctor.properties import append_only, eviction
+from ratelimits.engine import memory
 from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.engine.transport.probing import prober
 from ratelimits.models import (
@@ -42,8 +43,6 @@ _AMBER_INTERVALS = 3
 _RED_INTERVALS = 10
 #: If an interval is shorter than this number of seconds, this number replaces it: a task can take that long.
 _MIN_INTERVAL = 20
-#: If a server uses at least this share of its maximum memory, the level is amber.
-_AMBER_MEMORY = 0.8
 #: If more than this number of sealed batches wait in each shard, on average, the level is amber.
 _AMBER_WAITING = 10
 #: Gaps and failures that are older than this are not shown.
@@ -158,15 +157,20 @@ def _memory(redis: RedisState) -> Fact:
     if not memories:
         return _hidden("memory", title)
     # A server without a maximum counts as nearly empty: a maximum of 2**63 bytes replaces its 0.
-    memory, max_memory = max(memories, key=lambda each: (each[0] / (each[1] or 2**63), each[0]))
-    used = f"{memory / 2**20:,.1f} MiB"
+    used_bytes, max_memory = max(memories, key=lambda each: (each[0] / (each[1] or 2**63), each[0]))
+    used = f"{used_bytes / 2**20:,.1f} MiB"
     if not max_memory:
         return Fact("memory", title, Level.GREEN, _("%(used)s, no maximum") % {"used": used})
-    share = memory / max_memory
-    level = Level.GREEN if share < _AMBER_MEMORY else Level.AMBER if share < FULL else Level.RED
+    share = used_bytes / max_memory
+    starts, level, hint = memory.starts(), Level.GREEN, ""
+    if share >= starts[memory.Shortage.SHORT]:
+        level = Level.RED
+        hint = _("All new addresses share one count. Drain the usage that waits, or raise maxmemory.")
+    elif share >= starts[memory.Shortage.NEAR]:
+        level = Level.AMBER
+        hint = _("New addresses of a network share one count. Drain the usage that waits, or raise maxmemory.")
     maximum = f"{max_memory / 2**20:,.1f} MiB"
     word = _("%(used)s of %(most)s (%(percent)s %%)") % {"used": used, "most": maximum, "percent": f"{share * 100:.0f}"}
-    hint = "" if level is Level.GREEN else _("A full server refuses to count: the failure policies decide then.")
     return Fact("memory", title, level, word, hint)
 
 

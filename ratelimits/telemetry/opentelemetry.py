@@ -27,6 +27,7 @@ _breaker = _otel_meter.create_up_down_counter("ratelimits.breaker.open", "{proce
 _GAUGES = {
     "redis_up": "1",
     "redis_memory_bytes": "By",
+    "redis_memory_share": "1",
     "backlog_batches": "{batch}",
     "watermark_age_seconds": "s",
     "quarantined_batches": "{batch}",

@@ -65,9 +65,18 @@ def _redis() -> list[Reading]:
     if redis.servers:
         sealed = sum(server.sealed for server in redis.servers)
         found.append(Reading("backlog_batches", "Sealed batches of usage that wait in Redis for the ledger", sealed))
-        memories = [server.said.memory for server in redis.servers if server.said.memory is not None]
+        memories = [
+            (server.said.memory, server.said.max_memory) for server in redis.servers if server.said.memory is not None
+        ]
         if len(memories) == len(redis.servers):
-            found.append(Reading("redis_memory_bytes", "Memory used by the Redis servers", sum(memories)))
+            total, share = (
+                sum(used for used, _most in memories),
+                max(used / most if most else 0 for used, most in memories),
+            )
+            found += [
+                Reading("redis_memory_bytes", "Memory used by the Redis servers", total),
+                Reading("redis_memory_share", "Share of maxmemory that the fullest Redis server uses", share),
+            ]
     return found
 
 

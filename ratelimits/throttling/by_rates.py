@@ -23,13 +23,15 @@ from ratelimits.algorithms import typed_rates
 from ratelimits.algorithms.limits import Limit, SlidingLog
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf, shown
+from ratelimits.engine import memory, memory_watch
 from ratelimits.engine.clock import clock
 from ratelimits.engine.keys import ledger_name
 from ratelimits.naming import spelled
 from ratelimits.quota import headers
 from ratelimits.quota.answers.answer import Answer
+from ratelimits.quota.shortage import sharing
 from ratelimits.throttling.by_rules import raise_refusal
-from ratelimits.throttling.deciding import check_limits
+from ratelimits.throttling.deciding import check_limits, is_known
 from ratelimits.throttling.view_headers import REFUSED, add_fields
 
 if TYPE_CHECKING:
@@ -99,6 +101,8 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
     #: cache key and its rate to the list, and decides nothing.
     _collected: list[_KeyAndRate] | None = None
     _outcome: _Outcome | None = None
+    #: Usually None. `_affordable_key` sets the key that `get_ident` returns instead of the client's address.
+    _shared_address: str | None = None
 
     if not TYPE_CHECKING:
 
@@ -130,7 +134,8 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         The settings NUM_PROXIES and TRUSTED_PROXIES say which proxies are trusted, and so which entries of the header
         X-Forwarded-For (or ADDRESS_HEADER) are read. If neither is set, the header is not read.
         """
-        return address_of(getattr(request, "_request", request)).removeprefix("ip:")
+        memory_watch.address_seen()
+        return (self._shared_address or address_of(getattr(request, "_request", request))).removeprefix("ip:")
 
     def allow_request(self, request: Request, view: APIView) -> bool:
         """Return whether this throttle admits the request.
@@ -144,6 +149,8 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         self.key = self.get_cache_key(request, view)
         if self.key is None:
             return True
+        if memory.level:
+            self.key = self._affordable_key(request, view, self.key)
         key_and_rate = _KeyAndRate(str(self.key), self.num_requests, self.duration, self.scope or type(self).__name__)
         if self._collected is not None:
             self._collected.append(key_and_rate)
@@ -157,6 +164,22 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
             return admitted
         # If only another throttle refuses the request, this throttle returns True. The other throttle returns False.
         return self.throttle_success() if outcome.all_admit else True
+
+    def _affordable_key(self, request: Request, view: APIView, key: Any) -> Any:
+        """Return the cache key that counts a request without a new state in Redis, if possible (see `quota.shortage`).
+
+        `key` is the request's own cache key. Return it if Redis has its state, or if it does not contain an address.
+        """
+        for address in sharing.shared_addresses(address_of(getattr(request, "_request", request))):
+            self._shared_address = address
+            try:
+                coarser = self.get_cache_key(request, view)
+            finally:
+                self._shared_address = None
+            if coarser in (None, key) or is_known(_limit_key(key)):
+                break
+            key = coarser
+        return key
 
     @property
     def history(self) -> list[float]:
@@ -265,8 +288,13 @@ def _limits(keys_and_rates: Iterable[_KeyAndRate]) -> Iterator[Limit]:
         # with the same cache key, the second rate and each further rate have their own counters.
         name = f"{key_and_rate.num_requests}/{key_and_rate.duration}" if key_and_rate.cache_key in cache_keys else ""
         cache_keys.add(key_and_rate.cache_key)
-        # A client can choose the cache key, but it must not choose one that looks like the digest of a longer one.
-        yield Limit(ledger_name(f"throttle:{spelled(key_and_rate.cache_key)}"), algorithm, name)
+        yield Limit(_limit_key(key_and_rate.cache_key), algorithm, name)
+
+
+def _limit_key(cache_key: object) -> str:
+    """Return the key of the limits with a cache key."""
+    # A client can choose the cache key, but it must not choose one that looks like the digest of a longer one.
+    return ledger_name(f"throttle:{spelled(str(cache_key))}")
 
 
 def _outcomes(answer: Answer, keys_and_rates: Sequence[_KeyAndRate]) -> _Outcomes:

@@ -6,11 +6,16 @@ No rule is read and no usage is counted. So this module needs no table of the da
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 from time import perf_counter_ns
 
 from ratelimits import rules
+from ratelimits.algorithms.limits import SlidingLog
 from ratelimits.conf import conf
-from ratelimits.engine import Limit, Unavailable, decide
+from ratelimits.engine import Limit, Unavailable, decide, memory
+from ratelimits.engine.decide import call_for
+from ratelimits.engine.known import StatesExist
+from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.breaker import NodeUnavailable
 from ratelimits.engine.transport.connection import Interrupted
 from ratelimits.logs import bounded
@@ -21,6 +26,10 @@ from ratelimits.quota.standings import UNAVAILABLE
 from ratelimits.signals import request_refused
 
 logger = bounded(__name__)
+
+#: Keys that Redis has a log of. Redis is not asked again about them while memory is short.
+_known: set[str] = set()
+_MAX_KNOWN = 8192
 
 
 def check_limits(limits: Sequence[Limit], now: int | None = None) -> Answer:
@@ -58,6 +67,27 @@ def _decide(limits: Sequence[Limit], now: int | None) -> Answer:
         return _answer_without_decision()
     checking.breaker.succeeded()
     return Answer(decision.allowed, decision, retry_after=decision.retry_after)
+
+
+def is_known(key: str) -> bool:
+    """Return whether Redis has the log of a key. Return True if it cannot be asked: then a failure policy decides."""
+    if key in _known:
+        return True
+    if not checking.breaker.closed:
+        return True
+    server, call = current_server(), call_for([Limit(key, SlidingLog(1, Decimal(1)))])
+    try:
+        found = bool(server.wire.call(StatesExist(server.keyspace, call, 0), b""))
+    except UNAVAILABLE:
+        return True
+    if found:
+        if len(_known) >= _MAX_KNOWN:
+            _known.clear()
+        _known.add(key)
+    return found
+
+
+memory.on_change.append(_known.clear)
 
 
 def _answer_without_decision() -> Answer:

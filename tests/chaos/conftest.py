@@ -11,7 +11,7 @@ from django.db import connection
 
 from ratelimits import rules
 from tests.chaos.compared import CAPACITY, RATE
-from tests.chaos.load import TIGHT, TIMEOUT, WIDE
+from tests.chaos.load import FLOOD, TIGHT, TIMEOUT, WIDE
 from tests.chaos.row import Hanging, Row, write
 from tests.support.rows import rule
 from tests.support.servers import TestServers
@@ -81,6 +81,7 @@ def load_rules(transactional_db: None) -> Iterator[None]:
     rule(TIGHT, capacity=CAPACITY, rate=RATE, period=1, scope=TIGHT, key_kind="global", on_failure="deny")
     rule(WIDE, capacity=1_000_000, rate=1_000_000, period=1, scope=WIDE, key_kind="user", on_failure="allow")
     rule("hourly", "calendar_window", calendar_unit="hour", capacity=1_000_000, scope=WIDE, on_failure="allow")
+    rule("flood", "fixed_window", capacity=100, period=3600, scope=FLOOD, key_kind="ip", on_failure="allow")
     rule("storm", capacity=1_000_000, rate=1_000_000, period=1, scope=WIDE, on_failure="allow")
     yield
     rules.forget()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import resource
 import signal
 import sqlite3
@@ -18,23 +19,28 @@ from django.db import connection, connections
 from django.db.models import F
 
 from ratelimits.embedded import EmbeddedServer
+from ratelimits.engine import memory
 from ratelimits.engine.counting import RefusalCount
 from ratelimits.engine.server import current_server
+from ratelimits.identity import Identity
 from ratelimits.models import ConfigVersion, Rule
+from ratelimits.quota import checking
 from ratelimits.quota.refusals.deny_cache import send
 from ratelimits.rules.query_thread import PATIENCE
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from tests.chaos.clocks import Clock
 from tests.chaos.compared import STEP
-from tests.chaos.load import TIMEOUT, Load
+from tests.chaos.load import FLOOD, TIMEOUT, Load, request_of
 from tests.support.engine.asking import usage
 from tests.support.engine.proxy import Proxy
 from tests.support.eventually import until
 from tests.support.servers import TestServers
 
 #: How many counters of undrained usage fill the memory of the server.
-UNDRAINED = 8_000
+UNDRAINED = 12_000
+#: How many bytes are left for new addresses.
+SPARE = 200_000
 
 
 class Place(NamedTuple):
@@ -103,15 +109,27 @@ def full(place: Place) -> None:
         for number in range(UNDRAINED)
     ]
     with place.client as client:
-        before = client.info("memory")["used_memory"]
-        assert send(current_server(), refusals) == []
-        used = client.info("memory")["used_memory"]
-        # So little less than what is used that only a drain brings the server below it again.
-        client.config_set("maxmemory", used - (used - before) // 4)
+        while refusals:
+            refusals = send(current_server(), refusals)
+        client.config_set("maxmemory", client.info("memory")["used_memory"])
         place.load.wait(place.seconds)
         seal()
         assert drain().lines >= UNDRAINED
         assert client.info("memory")["used_memory"] < int(client.config_get("maxmemory")["maxmemory"])
+
+
+def flooded(place: Place) -> None:
+    """Let requests of ever new addresses use up the server's memory. Nobody gives it more."""
+    with place.client as client:
+        client.config_set("maxmemory", client.info("memory")["used_memory"] + SPARE)
+        ends = time.monotonic() + place.seconds
+        for number in itertools.count():
+            if memory.level and time.monotonic() > ends:
+                break
+            who, began = Identity(address=f"ip:10.{number >> 16}.{number >> 8 & 255}.{number & 255}"), time.monotonic()
+            answer = checking.check(who, FLOOD)
+            place.load.requests.append(request_of(began, FLOOD, who, answer))
+            place.load.wait(0.001)
 
 
 def _limit_files(place: Place, size: int) -> None:
@@ -289,7 +307,8 @@ FAULTS = (
     Fault("black hole: no reply comes back", black_hole),
     Fault("idle connections dropped without a word", idle_dropped, reachable=True),
     Fault("connections end in the middle of a reply", torn),
-    Fault("`maxmemory` reached by undrained usage; the worker starts late", full),
+    Fault("`maxmemory` reached by undrained usage; the worker starts late", full, reachable=True),
+    Fault("ever new addresses use up `maxmemory`", flooded, reachable=True),
     Fault("no space for the append-only file (`always`)", disk_full),
     Fault("no space for the append-only file (`everysec`)", disk_full_everysec),
     Fault("a replica that refuses writes", read_only),

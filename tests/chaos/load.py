@@ -23,6 +23,7 @@ from django.db import connections
 from ratelimits.identity import Identity
 from ratelimits.quota import checking
 from ratelimits.quota.answers.answer import Answer
+from ratelimits.quota.prepared import ANONYMOUS_KEY
 from tests.support.eventually import PATIENCE, until
 from tests.support.forked import Forked
 
@@ -38,6 +39,8 @@ CALLERS = THREADS + TASKS + PROCESSES
 USERS = 5
 #: The scope whose rule all requests share, and the scope whose rule refuses nothing.
 TIGHT, WIDE = "tight", "wide"
+#: The scope of requests that the load does not make: a fault makes them.
+FLOOD = "flood"
 
 
 class Request(NamedTuple):
@@ -163,7 +166,7 @@ class Load:
             except Exception as error:  # noqa: BLE001  (the server would answer it with 500)
                 answer = error
                 self.errors.append(repr(error))
-            self.requests.append(_request(began, scope, identity, answer))
+            self.requests.append(request_of(began, scope, identity, answer))
             await asyncio.sleep(self.pause)
 
     def counted(self, outcome: str, scope: str | None = None) -> Counter[str]:
@@ -194,12 +197,13 @@ def ask(
         except Exception as error:  # noqa: BLE001  (the server would answer it with 500)
             answer = error
             note_error(repr(error))
-        note(_request(began, scope, identity, answer))
+        note(request_of(began, scope, identity, answer))
         time.sleep(pause)
 
 
-def _request(began: float, scope: str, identity: Identity, answer: Answer | BaseException) -> Request:
-    seconds, key = time.monotonic() - began, identity.user or ""
+def request_of(began: float, scope: str, identity: Identity, answer: Answer | BaseException) -> Request:
+    """Return a request that began at this moment (s, monotonic), and ended now."""
+    seconds, key = time.monotonic() - began, identity.user or ANONYMOUS_KEY
     if isinstance(answer, BaseException):
         return Request(began, seconds, scope, key, "raised")
     if answer.decision is None:

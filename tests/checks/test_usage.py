@@ -10,6 +10,7 @@ from django.test import override_settings
 
 from ratelimits.models import ShardState
 from ratelimits.reports.closing.close import home_shard
+from tests.support.engine.memory import FULL, NEAR, SHORT, use_share
 from tests.support.raw import RawRedis
 from tests.support.rows import rule
 from tests.support.usage.traffic import flow, use
@@ -27,6 +28,7 @@ def _set_back(redis_client: RawRedis) -> Iterator[None]:
     yield
     redis_client.config_set("appendonly", "yes")
     redis_client.config_set("maxmemory-policy", "noeviction")
+    redis_client.config_set("maxmemory", 0)
 
 
 @pytest.mark.usefixtures("_set_back")
@@ -38,6 +40,14 @@ def test_a_server_that_may_lose_usage_is_warned_of(redis_client: RawRedis) -> No
     rule("monthly", bills=True)
     assert ids() == ["ratelimits.W030", "ratelimits.W031", "ratelimits.W032"]
     assert checks.run_checks(tags=["ratelimits"], databases=[]) == [], "no server is asked without --database"
+
+
+@pytest.mark.usefixtures("_set_back")
+@pytest.mark.parametrize(("share", "found"), [(0.5, []), (NEAR, ["W040"]), (SHORT, ["W041"]), (FULL, ["W041"])])
+def test_it_says_that_memory_is_short_before_it_is_full(redis_client: RawRedis, share: float, found: list[str]) -> None:
+    use_share(redis_client, share)
+    messages = checks.run_checks(tags=["ratelimits"], databases=["default"])
+    assert [str(message.id) for message in messages] == [f"ratelimits.{name}" for name in found]
 
 
 def test_a_worker_that_never_ran_or_stopped_is_warned_of() -> None:

@@ -38,6 +38,7 @@ WRONG: dict[str, list[Any]] = {
     "ADDRESS_HEADER": ["", None, 7, "X Real IP", "X_Real_IP", "Forwarded", "é", "x" * 101],
     "NUM_PROXIES": ["1", -1, 1.0, 101, True, float("inf")],
     "TIMEOUT": [0, 0.0, 3601, *NUMBERS],
+    "MEMORY_BUDGET": [0, 0.96, 1, *NUMBERS],
     "FAILURE_POLICY": ["maybe", "", None, "Allow", ["allow"]],
     "RELOAD_INTERVAL": [0, *NUMBERS],
     "DENY_CACHE_SECONDS": [-0.1, *NUMBERS],

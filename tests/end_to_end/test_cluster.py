@@ -31,11 +31,13 @@ from ratelimits.checks.settings import check_cache
 from ratelimits.doctor.diagnosis import diagnose
 from ratelimits.doctor.parts import Part
 from ratelimits.embedded import free_port
-from ratelimits.engine import AlreadySettled, Decision, Limit, Meter, Mode, NotSent, Stale, Unanswered
+from ratelimits.engine import AlreadySettled, Decision, Limit, Meter, Mode, NotSent, Stale, Unanswered, memory
 from ratelimits.engine import server as server_module
 from ratelimits.engine.call import Call, shard
 from ratelimits.engine.cluster.split import slot_of
 from ratelimits.engine.decide import decide_call
+from ratelimits.engine.memory import Shortage
+from ratelimits.engine.memory_watch import look
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.publish import publish_version
 from ratelimits.engine.server import current_server
@@ -59,6 +61,7 @@ from tests.doctor.restrictions import connected
 from tests.support.cluster import NODES, Cluster, wait_until_loaded
 from tests.support.end_to_end.cluster_asker import CAPACITY
 from tests.support.engine.asking import KEYS, NOW, SECOND, home, limit, usage
+from tests.support.engine.memory import FULL, SHORT, looking_by_hand, shortage, use_share
 from tests.support.engine.proxy import Proxy
 from tests.support.engine.rotating import Callers, Provider, Streaming, Users
 from tests.support.engine.saying import let_be_idle
@@ -720,6 +723,41 @@ def test_nodes_without_free_memory_are_sealed_and_drained(cluster: Cluster) -> N
     per_account = Line.objects.values_list("account").annotate(Sum("admitted_requests")).order_by()
     assert dict(per_account) == dict.fromkeys(accounts, 1)
     assert not DurabilityGap.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_full_nodes_decide_and_new_addresses_share_a_count(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    begin_afresh(monkeypatch)
+    rule("hourly", "fixed_window", capacity=2, period=3600, key_kind="ip", on_failure="allow")
+    rule("users", "fixed_window", capacity=100, period=3600, key_kind="user", on_failure="allow")
+
+    def admitted(*addresses: str) -> list[bool]:
+        found = []
+        for address in addresses:
+            who = Identity("user:1", None, f"account:{ACCOUNT}", f"ip:{address}")
+            answer = asyncio.run(checking.acheck(who)) if is_async else checking.check(who)
+            assert answer.decision is not None
+            found.append(answer.allowed)
+        return found
+
+    assert admitted("203.0.113.1") == [True]
+    with looking_by_hand(monkeypatch, *cluster.clients):
+        for client in cluster.clients:
+            use_share(client, FULL)
+        assert admitted("203.0.113.1", "203.0.113.1") == [True, False]
+        assert admitted(*[f"10.0.{number}.1" for number in range(6)]) == [True, True, False, False, False, False]
+        assert {name[0]: count for name, count in counted(cluster).items()} == {"a": 4, "d": 5}
+        memory.forget()
+        use_share(cluster.clients[-1], SHORT)
+        for client in cluster.clients[:-1]:
+            client.config_set("maxmemory", 0)
+        look()
+        assert shortage() is Shortage.SHORT, "the fullest node counts"
+    look()
+    assert shortage() is Shortage.NONE
 
 
 @pytest.mark.django_db(transaction=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +75,22 @@ def test_leases_that_ended_are_dropped(redis_client: RawRedis) -> None:
     for number in range(300):
         ask(places, now=NOW + number * SECOND)
     assert bytes_of_states(redis_client) < 600
+
+
+@pytest.mark.parametrize("rules", [1, 3])
+def test_an_address_takes_as_much_as_the_page_on_scaling_says(redis_client: RawRedis, rules: int) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
+    (per_rule,) = re.findall(r"overhead \+ length of the Redis key \+ (\d+) × rules", page)
+    (valkey, redis6) = re.findall(r"\*overhead\* is (\d+) with Valkey 9, and (\d+) with Redis 6.2", page)[0]
+    limits = [(lambda key, name=name: limit("fixed_window", key, name=name, period=3600)) for name in "abc"[:rules]]
+
+    def use(*keys: str) -> int:
+        for key in keys:
+            ask(*[one(key) for one in limits], now=None)
+        return int(redis_client.info("memory")["used_memory"])
+
+    before = use(*[f"ip:192.0.2.{number}" for number in range(50)])
+    taken = (use(*[f"ip:203.0.{number // 250:03}.{number % 250:03}" for number in range(1500)]) - before) / 1500
+    overhead = int(valkey if "valkey_version" in redis_client.info("server") else redis6)
+    said = overhead + len("rl:1:test:{07}:s:ip:203.0.113.999") + int(per_rule) * rules
+    assert 0.6 * said <= taken <= 1.1 * said

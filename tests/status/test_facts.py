@@ -175,7 +175,8 @@ def test_one_of_several_servers_that_is_silent_is_said(monkeypatch: pytest.Monke
     [
         ({"memory": 79 * 2**20, "max_memory": 100 * 2**20}, "memory", Level.GREEN, "79.0 MiB of 100.0 MiB (79 %)"),
         ({"memory": 80 * 2**20, "max_memory": 100 * 2**20}, "memory", Level.AMBER, "80.0 MiB of 100.0 MiB (80 %)"),
-        ({"memory": 95 * 2**20, "max_memory": 100 * 2**20}, "memory", Level.RED, "95.0 MiB of 100.0 MiB (95 %)"),
+        ({"memory": 89 * 2**20, "max_memory": 100 * 2**20}, "memory", Level.AMBER, "89.0 MiB of 100.0 MiB (89 %)"),
+        ({"memory": 90 * 2**20, "max_memory": 100 * 2**20}, "memory", Level.RED, "90.0 MiB of 100.0 MiB (90 %)"),
         ({"policy": "allkeys-lru"}, "eviction", Level.AMBER, "allkeys-lru"),
         ({"aof": False}, "aof", Level.AMBER, "off"),
         ({"aof_written": False}, "aof", Level.RED, "not written"),

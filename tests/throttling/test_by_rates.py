@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -27,11 +27,14 @@ from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 
 from ratelimits.embedded import free_port
+from ratelimits.engine import memory
 from ratelimits.engine.counting import Count
 from ratelimits.engine.keys import ledger_name
+from ratelimits.engine.memory import Shortage
 from ratelimits.testing import frozen_quota_clock, no_rate_limits
 from ratelimits.throttling import AnonRateThrottle, ScopedRateThrottle, SimpleRateThrottle, UserRateThrottle
 from tests.end_to_end.test_round_trips import commands_of_clients
+from tests.support.engine.memory import FULL, looking_by_hand, notice, use_share
 from tests.support.entry_points import away, begin_afresh
 from tests.support.raw import RawRedis
 
@@ -441,3 +444,42 @@ class TestOfAProject(TestCase):
         assert statuses(view(Burst), 3) == [200, 200, 429]
         with self.assertNumQueries(0):
             statuses(view(Burst), 1)
+
+
+class TestShortMemory:
+    """While the memory of Redis is short, new addresses share a count. Known addresses and users keep theirs."""
+
+    @pytest.fixture(autouse=True)
+    def _by_hand(self, monkeypatch: pytest.MonkeyPatch, redis_client: RawRedis) -> Iterator[None]:
+        with looking_by_hand(monkeypatch, redis_client):
+            yield
+
+    @staticmethod
+    def status(address: str, *throttles: type[BaseThrottle]) -> int:
+        request = APIRequestFactory().get("/", REMOTE_ADDR=address)
+        code: int = view(*(throttles or (Anonymous, Burst)))(request).status_code
+        return code
+
+    @pytest.mark.parametrize("level", [Shortage.NEAR, Shortage.SHORT, Shortage.FULL])
+    def test_new_addresses_share_a_count(self, level: Shortage) -> None:
+        assert self.status("203.0.113.1") == 200
+        notice(memory.starts()[level])
+        assert memory.level is level
+        assert [self.status(f"203.0.113.{number}") for number in (2, 3, 4)] == [200, 200, 429]
+        assert [self.status("203.0.113.1") for _ in range(2)] == [200, 429]
+        assert self.status("198.51.100.1") == (200 if level is Shortage.NEAR else 429)
+        memory.forget()
+        assert self.status("203.0.113.4") == 200
+
+    @pytest.mark.django_db
+    def test_users_keep_their_own_count(self) -> None:
+        users = [User.objects.create(username=name) for name in ("one", "two")]
+        notice(0.95)
+        limited = view(Anonymous, Burst)
+        assert [limited(get(user=user)).status_code for user in (*users, *users)] == [200] * 4
+
+    def test_a_full_server_decides(self, redis_client: RawRedis) -> None:
+        assert self.status("203.0.113.1", Anonymous) == 200
+        use_share(redis_client, FULL)
+        assert [self.status("203.0.113.1", Anonymous) for _ in range(3)] == [200, 200, 429]
+        assert [self.status(f"10.0.{number}.1", Anonymous) for number in range(4)] == [200, 200, 200, 429]

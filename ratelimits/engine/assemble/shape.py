@@ -55,6 +55,7 @@ class Shape(NamedTuple):
     announces  whether the script writes to Redis that a refused caller now waits for a release
     counts_refusal  whether a refusal is counted as a denied request
     slots_move  whether the server is a cluster, whose slots may move to other nodes
+    full       whether the script writes although the server's memory is full
     general    whether the script is a general one (general.py)
     """
 
@@ -71,6 +72,7 @@ class Shape(NamedTuple):
     announces: bool
     counts_refusal: bool = True
     slots_move: bool = False
+    full: bool = False
     general: bool = False
 
 
@@ -80,6 +82,7 @@ def flags(shape: Shape) -> dict[str, bool]:
     return {
         "stored": bool(shape.limits or shape.heads or shape.general),
         "heads": shape.heads > 0,
+        "full": shape.full and shape.heads > 0,
         "virtual": shape.virtual,
         "receipt": op == "settle",
         "decides": op in ("try", "peek"),

@@ -18,9 +18,10 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from redis.crc import key_slot
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.algorithms.limits import Mode
+from ratelimits.engine import memory
 from ratelimits.engine.call import Call, Op, Receipt, Usage, new_nonce, shard, shard_of_usage
 from ratelimits.engine.clock import clock
 from ratelimits.engine.command import Command
@@ -193,7 +194,9 @@ def _try(whole_command: Command, nonce: bytes) -> Sending:
             replies[position] = yield from _decide_part(part, part.command)
             if not _is_admitted(replies[position]):
                 break
-    except (Unavailable, RedisError):
+    except (Unavailable, RedisError) as error:
+        if isinstance(error, ResponseError) and memory.is_refusal(error):
+            memory.note_refusal()  # so that the permits are given back also on full nodes
         yield from _give_back(whole_command, replies, position, nonce)
         raise
     newest_reply = replies[position]

@@ -1,4 +1,5 @@
--- Loaded at the beginning of a script that must also write if the server's memory is full.
+-- Loaded at the beginning of a script that must also write if the server's memory is full. (While the server is full,
+-- decide.lua does the same.)
 --
 -- A server that has reached `maxmemory` refuses each command that may need more memory, if it is the first write of a
 -- script. After any other write it refuses nothing, because it cannot undo what a script has written. PERSIST needs no

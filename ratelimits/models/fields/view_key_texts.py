@@ -112,6 +112,11 @@ def source_digest(name: str) -> str:
     return name[len(_KIND) : len(_KIND) + 8]
 
 
+def shared_name(name: str) -> str:
+    """Return the name under which all new values of a source are counted while memory is full (quota/shortage)."""
+    return f"{name[: len(_KIND) + 8]}.shared"
+
+
 def is_text(text: str) -> bool:
     """Return whether a text begins like a view key, such as "header:…"."""
     return text.partition(":")[0] in SOURCES

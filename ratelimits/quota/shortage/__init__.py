@@ -1,0 +1,3 @@
+"""Save memory in Redis while it is short."""
+
+from __future__ import annotations

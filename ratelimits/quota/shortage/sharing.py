@@ -1,0 +1,128 @@
+"""While the memory of Redis is short, let new addresses share a count.
+
+A client can invent addresses, and each of them needs memory in Redis. So when memory is short (engine/memory.py), an
+address that has no count yet is counted with the other new addresses of its network, or with all new ones. An address
+that has a count, or a row in the database, keeps its limits. If memory is full, the same applies to keys that the view
+gives to anonymous callers.
+
+To count requests together never opens a limit. But it can refuse a new client because of what other new clients do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import Any
+
+from ratelimits import rules
+from ratelimits.addresses.reading import SHARED_ADDRESS, network_of
+from ratelimits.engine import NotSent, Unanswered, memory
+from ratelimits.engine.known import StatesExist
+from ratelimits.engine.memory import Shortage
+from ratelimits.engine.server import current_server
+from ratelimits.identity import Identity
+from ratelimits.models.fields.view_key_texts import shared_name
+from ratelimits.quota.answers.answer import ONE_REQUEST
+from ratelimits.quota.prepared import PreparedCommand, PreparedCommands, RequestShape
+from ratelimits.rules import Snapshot
+
+#: Yields questions: whether states exist in Redis, or which rules an identity has. Returns the command of a request.
+Questions = Generator[StatesExist | Identity, Any, PreparedCommand]
+
+
+def coarser(identity: Identity, snapshot: Snapshot) -> Iterator[Identity]:
+    """Yield the identities under which a request of a new address is counted, the finest first. There can be none."""
+    shared = identity
+    if identity.address is not None and not snapshot.may_have_rows_about(identity.address):
+        for address in shared_addresses(identity.address):
+            shared = identity._replace(address=address)
+            yield shared
+    names = identity.view_keys
+    is_anonymous = identity.user is None and identity.api_key is None
+    if names and is_anonymous and memory.level >= Shortage.FULL and not any(map(snapshot.may_have_rows_about, names)):
+        yield shared._replace(view_keys=tuple(map(shared_name, names)))
+
+
+def shared_addresses(address: str) -> Iterator[str]:
+    """Yield the keys under which a new address is counted, the finest first: that of its network, and that of all."""
+    network = network_of(address) if memory.level >= Shortage.NEAR else None
+    if network is not None:
+        yield network
+        if memory.level >= Shortage.SHORT:
+            yield SHARED_ADDRESS
+
+
+def affordable(
+    commands: PreparedCommands, snapshot: Snapshot, shape: RequestShape, ready: PreparedCommand
+) -> PreparedCommand:
+    """Return the command that decides a request without a new state in Redis, if memory is short and this is possible.
+
+    `ready` is the request's own command. Return it if there is enough memory, or if Redis has the states of its keys.
+    Otherwise return the command of the finest identity whose states Redis has, or that of the coarsest. Raise
+    NotSent, or redis.exceptions.ResponseError if the server replies with an error.
+    """
+    if not memory.level or not ready.prepared.invented:
+        return ready
+    questions, answer = _questions(commands, snapshot, shape, ready), None
+    try:
+        while True:
+            question = questions.send(answer)
+            if isinstance(question, Identity):
+                answer = snapshot.select(shape.scope, shape.method, question)
+            else:
+                answer = current_server().wire.call(question, b"")
+    except StopIteration as end:
+        found: PreparedCommand = end.value
+        return found
+    except Unanswered as error:
+        # Redis was not asked for a decision yet, so it has not counted the request.
+        raise NotSent(str(error), error.event) from error
+
+
+async def aaffordable(
+    commands: PreparedCommands, snapshot: Snapshot, shape: RequestShape, ready: PreparedCommand
+) -> PreparedCommand:
+    """Do the same as `affordable`, in async code."""
+    if not memory.level or not ready.prepared.invented:
+        return ready
+    questions, answer = _questions(commands, snapshot, shape, ready), None
+    try:
+        while True:
+            question = questions.send(answer)
+            if isinstance(question, Identity):
+                answer = await rules.aselect(snapshot, shape.scope, shape.method, question)
+            else:
+                answer = await current_server().wire.acall(question, b"")
+    except StopIteration as end:
+        found: PreparedCommand = end.value
+        return found
+    except Unanswered as error:
+        raise NotSent(str(error), error.event) from error
+
+
+def _questions(
+    commands: PreparedCommands, snapshot: Snapshot, shape: RequestShape, ready: PreparedCommand
+) -> Questions:
+    """Do the same as `affordable`, but let the caller ask Redis and read the rules."""
+    for identity in coarser(shape.identity, snapshot):
+        if (yield from _is_known(ready)):
+            break
+        ready = yield from _of(commands, shape._replace(identity=identity))
+    return ready
+
+
+def _is_known(ready: PreparedCommand) -> Generator[StatesExist, bool, bool]:
+    """Return whether Redis has a state of each key of this command that a client can invent."""
+    command = ready.fetch.command
+    for position in ready.prepared.invented if command.call.keys else ():
+        if not (yield StatesExist(command.keyspace, command.call, position)):
+            return False
+    return True
+
+
+def _of(commands: PreparedCommands, shape: RequestShape) -> Generator[Identity, Any, PreparedCommand]:
+    """Return the command of a shape. Make it if there is none yet."""
+    identity, scope, method, costs, at_once = shape
+    cache_key: tuple[object, ...] = identity, scope, method, at_once
+    cache_key = cache_key if costs is ONE_REQUEST else (*cache_key, *costs.items())
+    ready = commands.by_key.get(cache_key)
+    return ready if ready is not None else commands.add(cache_key, shape, (yield identity))

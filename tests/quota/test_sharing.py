@@ -1,0 +1,183 @@
+"""Test decisions while the memory of Redis is short or full: new addresses share a count, known ones keep theirs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ratelimits import rules
+from ratelimits.engine import memory
+from ratelimits.engine.memory import Shortage
+from ratelimits.engine.memory_watch import look
+from ratelimits.identity import Identity
+from ratelimits.models import KeyOverride
+from ratelimits.models.keys import key_name
+from ratelimits.quota import checking, from_memory
+from ratelimits.quota.answers.answer import Answer
+from tests.support.engine.memory import FULL, NEAR, SHORT, looking_by_hand, notice, shortage, use_share
+from tests.support.entry_points import begin_afresh
+from tests.support.raw import RawRedis
+from tests.support.rows import rule
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Check = Callable[..., Answer]
+
+
+@pytest.fixture(autouse=True)
+def _by_hand(monkeypatch: pytest.MonkeyPatch, redis_client: RawRedis, settings: object) -> Iterator[None]:
+    begin_afresh(monkeypatch)
+    with looking_by_hand(monkeypatch, redis_client):
+        yield
+
+
+@pytest.fixture
+def hourly() -> None:
+    """Limit each address to two requests an hour. Without a decision, a request would pass."""
+    rule("hourly", "fixed_window", capacity=2, period=3600, key_kind="ip", on_failure="allow")
+
+
+def at(address: str) -> Identity:
+    return Identity(address=f"ip:{address}")
+
+
+def short(client: RawRedis, share: float, level: Shortage) -> None:
+    """Let the server use this share of its memory, and let this process notice it."""
+    use_share(client, share)
+    look()
+    assert memory.level is level
+    if level < Shortage.FULL:
+        client.config_set("maxmemory", 0)  # what the test itself needs must not change the level
+
+
+def answers(check: Check, *addresses: str) -> list[bool]:
+    """Return whether a request of each address is admitted. Redis must decide each of them."""
+    found = [check(at(address)) for address in addresses]
+    assert all(answer.decision is not None for answer in found)
+    return [answer.allowed for answer in found]
+
+
+def states(client: RawRedis) -> list[str]:
+    return sorted(key.decode().partition("}:s:")[2] for key in client.keys("*}:s:*"))
+
+
+def test_near_the_budget_new_addresses_share_the_count_of_their_network(
+    check: Check, hourly: None, redis_client: RawRedis
+) -> None:
+    assert answers(check, "203.0.113.1", "2001:db8:1:1::/64") == [True, True]
+    short(redis_client, NEAR, Shortage.NEAR)
+    assert answers(check, "203.0.113.2", "203.0.113.3", "203.0.113.4") == [True, True, False]
+    assert answers(check, "203.0.113.2", "203.0.113.99") == [False, False]
+    assert answers(check, "198.51.100.1", "2001:db8:1:2::/64", "2001:db8:1:3::/64") == [True, True, True]
+    assert answers(check, "2001:db8:1:4::/64") == [False]
+    # What has a count keeps it.
+    assert answers(check, "203.0.113.1", "203.0.113.1") == [True, False]
+    assert answers(check, "2001:db8:1:1::/64", "2001:db8:1:1::/64") == [True, False]
+    assert states(redis_client) == [
+        "ip:198.51.100.0/24",
+        "ip:2001:db8:1:1::/64",
+        "ip:2001:db8:1::/48",
+        "ip:203.0.113.0/24",
+        "ip:203.0.113.1",
+    ]
+
+
+def test_when_memory_is_short_all_new_addresses_share_one_count(
+    check: Check, hourly: None, redis_client: RawRedis
+) -> None:
+    assert answers(check, "203.0.113.1") == [True]
+    short(redis_client, NEAR, Shortage.NEAR)
+    assert answers(check, "198.51.100.1") == [True]
+    short(redis_client, SHORT, Shortage.SHORT)
+    assert answers(check, "192.0.2.1", "192.0.2.2", "192.0.3.1", "2001:db8::/64") == [True, True, False, False]
+    assert answers(check, "198.51.100.2", "198.51.100.3") == [True, False], "this network has a count"
+    assert answers(check, "203.0.113.1", "203.0.113.1") == [True, False], "this address has a count"
+    assert states(redis_client) == ["ip:198.51.100.0/24", "ip:203.0.113.1", "ip:shared"]
+
+
+def test_a_full_server_decides_although_this_process_did_not_know_that_it_is_full(
+    check: Check, hourly: None, redis_client: RawRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    rule("users", "fixed_window", capacity=1, period=3600, key_kind="user", on_failure="allow")
+    known, new = Identity("user:1"), Identity("user:2")
+    assert answers(check, "203.0.113.1") == [True]
+    assert check(known).decision is not None
+    use_share(redis_client, FULL)
+    with caplog.at_level(logging.ERROR, "ratelimits"):
+        assert answers(check, "203.0.113.1", "203.0.113.1") == [True, False]
+        assert answers(check, "192.0.2.1", "198.51.100.1", "192.0.3.1") == [True, True, False]
+    assert memory.level is Shortage.FULL
+    assert [record.message[:28] for record in caplog.records] == ["The memory of Redis is full."]
+    assert [check(one).allowed for one in (known, new, new)] == [False, True, False]
+    assert states(redis_client) == ["ip:203.0.113.1", "ip:shared", "user:1", "user:2"]
+
+
+def test_views_keys_of_anonymous_callers_share_a_count_when_memory_is_full(
+    check: Check, redis_client: RawRedis
+) -> None:
+    rule("tenant", "fixed_window", view_key="header:X-Tenant", capacity=1, period=3600, key_kind="view_key")
+    names = [key_name(f"header:X-Tenant={tenant}") for tenant in ("known", "new", "newer")]
+
+    def admitted(user: str | None = None) -> list[bool]:
+        return [check(Identity(user, view_keys=(name,))).allowed for name in names]
+
+    assert check(Identity(view_keys=(names[0],))).allowed
+    notice(1.0)
+    assert admitted() == [False, True, False]
+    assert admitted("user:1") == [False, True, True], "this caller is no stranger"
+
+
+def test_when_there_is_memory_again_each_address_has_its_own_count(
+    check: Check, hourly: None, redis_client: RawRedis
+) -> None:
+    short(redis_client, SHORT, Shortage.SHORT)
+    assert answers(check, "192.0.2.1", "192.0.2.2", "192.0.2.3") == [True, True, False]
+    short(redis_client, 0.5, Shortage.NONE)
+    from_memory.denials.clear()
+    assert answers(check, "192.0.2.3", "192.0.2.3", "192.0.2.3") == [True, True, False]
+
+
+def test_a_level_does_not_change_to_and_fro(redis_client: RawRedis) -> None:
+    for share, level in [(0.81, 1), (0.79, 1), (0.77, 0), (0.79, 0), (0.91, 2), (0.89, 2), (0.87, 1), (1.2, 4)]:
+        notice(share)
+        assert memory.level == level, share
+    notice(1.0)
+    assert memory.level is Shortage.FULL
+
+
+def test_an_address_with_an_override_keeps_it(check: Check, hourly: None, redis_client: RawRedis) -> None:
+    KeyOverride.objects.create(key="ip:192.0.2.1", rule="hourly", capacity=3)
+    rules.forget()
+    short(redis_client, SHORT, Shortage.SHORT)
+    assert answers(check, "192.0.2.2", "192.0.2.3", "192.0.2.4") == [True, True, False]
+    assert answers(check, *["192.0.2.1"] * 4) == [True, True, True, False]
+
+
+def test_beyond_the_reserve_the_failure_policy_decides(check: Check, hourly: None, redis_client: RawRedis) -> None:
+    assert answers(check, "203.0.113.1") == [True]
+    redis_client.config_set("maxmemory", 1)
+    notice(2.0)
+    assert memory.level is Shortage.BEYOND
+    answer = check(at("203.0.113.1"))
+    assert (answer.allowed, answer.decision) == (True, None)
+
+
+def test_a_server_that_names_no_maximum_gets_nothing_beyond_it(redis_client: RawRedis) -> None:
+    look()
+    assert shortage() is Shortage.NONE
+    assert not memory.note_refusal()
+    assert shortage() is Shortage.BEYOND
+
+
+def test_a_flood_of_addresses_leaves_no_request_undecided(hourly: None, redis_client: RawRedis) -> None:
+    """Send more new addresses than there is memory for. A process learns only by the refusals that memory is full."""
+    check = checking.check
+    assert answers(check, "203.0.113.1") == [True]
+    redis_client.config_set("maxmemory", redis_client.info("memory")["used_memory"] + 100_000)
+    addresses = [f"10.0.{number // 250}.{number % 250}" for number in range(1500)]
+    admitted = sum(answers(check, *addresses))
+    assert 100 < admitted < 1450
+    assert memory.level is Shortage.FULL
+    assert answers(check, "203.0.113.1", "203.0.113.1") == [True, False]
