@@ -64,17 +64,17 @@ def closed(connection: Any) -> bool:
         return True
 
 
-def answers(connection: Any, seconds: float) -> bool:
-    """Ask the server on an open connection of redis-py. Return whether it answers within this time."""
+def ask(connection: Any, seconds: float) -> bool | None:
+    """Return whether the server answers on an open connection of redis-py, and None if nothing comes in time."""
     try:
         connection.send_packed_command([PING], check_health=False)
         if not connection.can_read(seconds):
-            return False
+            return None
         connection.read_response()
     except ResponseError:
         return True  # the user may not send PING
     except (RedisError, OSError):
-        return False
+        return False  # the server has closed the connection, or wants credentials again
     return True
 
 

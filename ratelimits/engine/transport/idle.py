@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any
 from weakref import WeakSet
 
-from ratelimits.engine.transport.ages import answers
+from ratelimits.engine.transport.ages import ask
 from ratelimits.engine.transport.connection import NotSent, OwnedConnection
 
 #: Maximum number of idle connections to one server. If there are more, the connection that was idle longest is closed.
@@ -89,10 +89,10 @@ class IdleConnections:
         """Return whether a connection that was idle for `idle` seconds may be used."""
         if idle > self._ages.oldest or connection.closed():
             return False
-        if answers(connection.connection, self._ages.wait):
-            return True
-        self._silent = idle
-        return False
+        answers = ask(connection.connection, self._ages.wait)
+        if answers is None:
+            self._silent = idle
+        return bool(answers)
 
     def _find_or_connect(self) -> OwnedConnection:
         """Wait until fewer than CONNECTING other calls connect. Then return an idle connection, or a new one."""
@@ -118,6 +118,7 @@ class IdleConnections:
         try:
             connection.greet()
         except NotSent as error:
+            self._silent = 0.0
             error.event = object()
             self._failure = str(error), error.event
             raise

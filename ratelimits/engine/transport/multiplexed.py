@@ -187,6 +187,7 @@ class Multiplexed:
         try:
             self._link = await self._new_link()
         except (RedisError, OSError) as error:
+            self._silent = 0.0
             self._give_up(str(error), object())
         except BaseException as error:
             self._give_up(f"the connection could not be made: {error!r}", object())

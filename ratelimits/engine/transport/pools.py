@@ -26,7 +26,7 @@ from redis.exceptions import AuthenticationError
 from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 
-from ratelimits.engine.transport.ages import Ages, answers, tcp_options
+from ratelimits.engine.transport.ages import Ages, ask, tcp_options
 from ratelimits.engine.transport.credentials import connect
 
 try:
@@ -104,7 +104,8 @@ class _Pool(ConnectionPool):
             # The credentials changed after the provider was asked. It has new ones now.
             connection = super().get_connection(*_NAMES)
         made, used = self._moments.get(connection, (now, now))
-        if made < self._renewed or now - made > self.ages.lifetime or not self._is_alive(connection, now - used):
+        idle, answers = now - used, self._answers(connection, now - used)
+        if made < self._renewed or now - made > self.ages.lifetime or not answers:
             made = now
             try:
                 connection.disconnect()
@@ -112,13 +113,16 @@ class _Pool(ConnectionPool):
             except BaseException:
                 self.release(connection)
                 raise
+            if answers is None:
+                self.ages.was_silent(idle)
         self._moments[connection] = made, now
         return connection
 
-    def _is_alive(self, connection: Any, idle: float) -> bool:
+    def _answers(self, connection: Any, idle: float) -> bool | None:
+        """Return whether a connection may be used, and None if no answer came on it."""
         if idle <= self.ages.asked:
             return True
-        return idle <= self.ages.oldest and answers(connection, self.ages.wait)
+        return idle <= self.ages.oldest and ask(connection, self.ages.wait)
 
     def renew(self) -> None:
         """Replace each connection before its next use."""

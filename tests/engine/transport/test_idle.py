@@ -18,7 +18,7 @@ from ratelimits.engine.transport.ages import IDLE, OLDEST
 from ratelimits.engine.transport.connection import NotSent, Unanswered
 from ratelimits.engine.transport.wire import Wire
 from tests.support.engine.proxy import Proxy
-from tests.support.engine.saying import COUNT, TIMEOUT, WHO, let_be_idle, say, script_call
+from tests.support.engine.saying import COUNT, WHO, let_be_idle, say, script_call
 from tests.support.engine.tls import TlsServer
 from tests.support.eventually import until
 from tests.support.snippets import snippet
@@ -99,7 +99,7 @@ class TestDroppedWithoutAWord:
             proxy.forget()
             assert ask() == 2
             before = pings(redis_client)
-            let_be_idle(ask.wire, OLDEST)
+            let_be_idle(ask.wire, OLDEST / 2)
             assert ask() == 3
             assert (proxy.connections, pings(redis_client)) == (3, before)
 
@@ -133,13 +133,17 @@ class TestDroppedWithoutAWord:
     def test_a_server_that_is_away_meanwhile_was_sent_nothing_and_teaches_nothing(
         self, asking: Callable[..., Asker], proxy: Proxy
     ) -> None:
-        with asking(proxy.url, TIMEOUT) as ask:
+        with asking(proxy.url) as ask:
             assert ask() == 1
+            ask.wire._pool.ages.wait = SOON
             let_be_idle(ask.wire, 2 * IDLE)
-            proxy.lose.set()
+            proxy.forget()
+            proxy.cut.set()  # no other connection can be made
             with pytest.raises(NotSent):
                 ask()
-            assert (proxy.count(b"INCR"), ask.wire._pool.ages.oldest) == (1, OLDEST)
+            proxy.cut.clear()
+            assert ask() == 2
+            assert (proxy.count(b"INCR"), ask.wire._pool.ages.oldest) == (2, OLDEST)
 
     def test_a_user_who_may_not_send_ping_has_an_answer_too(
         self, asking: Callable[..., Asker], own_server: RunningServer
