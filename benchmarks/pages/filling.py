@@ -182,7 +182,7 @@ def _write_batches(first_hour: int, shards: int) -> None:
         "shard": f"n %% {shards}",
         "incarnation": f"'{'0' * 24}'",
         **dict.fromkeys(("seq", "first_seq", "position", "first_position"), hour),
-        **dict.fromkeys(("previous_cum", "cum"), "0"),
+        **dict.fromkeys(("previous_cum", "cum", "previous_requests"), "0"),
         "content": digest.format("n"),
         "digest": digest.format("(n + 1)"),
         "opened_at": f"{end} - {3_600 * _MICROSECONDS}",

@@ -84,7 +84,9 @@ def describe(gap: DurabilityGap) -> str:
     parts = [gap.kind, f"{iso(gap.since)}/{iso(gap.until)}"]
     if gap.fsync:
         parts.append(f"{'appendfsync' if gap.fsync in FSYNC_POLICIES else 'fence'}={gap.fsync}")
-    if gap.units is not None:
+    if gap.requests is not None:
+        parts += [f"missing-requests={gap.requests}", f"missing-units={gap.units}"]
+    elif gap.units is not None:
         parts.append(f"{_UNITS.get(gap.kind, 'missing')}={gap.units}")
     if gap.recovered_at is not None:
         parts.append("recovered")

@@ -228,6 +228,7 @@ def insert(using: str, state: ShardState, packet: Packet, fence: str) -> None:
         position=state.position,
         previous_cum=packet.previous_cum,
         cum=packet.cum,
+        previous_requests=packet.previous_requests,
         content=packet.content,
         previous_digest=state.head,
         digest=digest,

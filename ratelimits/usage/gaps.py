@@ -16,12 +16,17 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 
 from ratelimits.engine.run import UNREADABLE
-from ratelimits.models.ledger import ArchivedRange, Batch, QuarantinedBatch, ShardState, moment
+from ratelimits.models.ledger import COUNTERS, ArchivedRange, Batch, QuarantinedBatch, ShardState, moment
 from ratelimits.models.ledger.gaps import FSYNC_POLICIES, DurabilityGap, GapChange, GapKind
+from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.models.status.task_runs import TaskRun
 from ratelimits.usage.packet import CUM_MODULUS, Packet
 from ratelimits.usage.pending import PendingBatches
 
+#: The counters of a line that count requests. The others count units.
+_REQUESTS = [name for name in COUNTERS if name.endswith("_requests")]
+#: What missing batches without any usage have lost.
+_NOTHING = {"requests": 0, "units": 0}
 #: What can be missing after a restart, by the fsync policy of the server.
 _DETAIL = {
     "always": "appendfsync always: no acknowledged usage can be missing",
@@ -275,12 +280,11 @@ def declare_gaps_before(
     if packet.incarnation == state.incarnation:
         count = 0
         # What was counted after the newest batch in the ledger, and before `packet`: requests and units together.
-        lost = (packet.previous_cum - state.cum) % CUM_MODULUS
+        difference = (packet.previous_cum - state.cum) % CUM_MODULUS
+        lost = _requests_and_units(using, packet, difference) if difference else _NOTHING
         if packet.seq > state.seq + 1:
-            count += declare_missing(
-                using, state, packet.incarnation, state.seq + 1, packet.seq - 1, units=lost, **span
-            )
-        elif lost and not _add_to_previous_gap(using, state, lost):
+            count += declare_missing(using, state, packet.incarnation, state.seq + 1, packet.seq - 1, **lost, **span)
+        elif difference and not _add_to_previous_gap(using, state, lost):
             count += declare(
                 using,
                 GapKind.SUM,
@@ -293,16 +297,33 @@ def declare_gaps_before(
     return _declare_gaps_between_incarnations(using, state, packet, span)
 
 
-def _add_to_previous_gap(using: str, state: ShardState, lost: int) -> int:
-    """Find the gap that declares the previous batch missing, and store there how much is lost.
+def _requests_and_units(using: str, packet: Packet, difference: int) -> dict[str, int]:
+    """Return how many requests and how many units were counted between the newest batch in the ledger and `packet`.
 
-    Return how many gaps were changed: 0 if there is no such gap.
+    `difference` is both together. The batch and `packet` have the same incarnation. Return {} if the batch was moved to
+    an archive: then the running sum of its requests is not known.
+    """
+    rows = Batch.objects.using(using).filter(
+        shard=packet.shard, incarnation=packet.incarnation, first_seq__lt=packet.seq
+    )
+    newest = rows.order_by("-seq").first()
+    before = 0
+    if newest is not None:
+        sums = newest.lines().aggregate(**{name: ExactSum(name) for name in _REQUESTS})
+        before = newest.previous_requests + sum(total or 0 for total in sums.values())
+    elif ArchivedRange.objects.using(using).filter(shard=packet.shard, incarnation=packet.incarnation).exists():
+        return {}
+    requests = (packet.previous_requests - before) % CUM_MODULUS
+    return {"requests": requests, "units": (difference - requests) % CUM_MODULUS}
 
-    When the gap was declared, nobody knew how much is lost. `lost` is the difference of the running sums: requests and
-    units together.
+
+def _add_to_previous_gap(using: str, state: ShardState, lost: Mapping[str, int]) -> int:
+    """Find the gap that declares the previous batch missing, and store there how many requests and units are lost.
+
+    Return how many gaps were changed: 0 if there is no such gap. When the gap was declared, nobody knew the numbers.
     """
     missing = DurabilityGap.objects.using(using).filter(kind=GapKind.MISSING, shard=state.shard, units=None)
-    return change(using, missing.filter(incarnation=state.incarnation, last_seq=state.seq), units=lost)
+    return change(using, missing.filter(incarnation=state.incarnation, last_seq=state.seq), **lost)
 
 
 def _declare_gaps_between_incarnations(using: str, state: ShardState, packet: Packet, span: dict[str, Any]) -> int:
@@ -331,6 +352,7 @@ def _declare_gaps_between_incarnations(using: str, state: ShardState, packet: Pa
     # there is no such batch.
     seq, cum = (rows.values_list("seq", "cum").first() if packet.seq > 1 else None) or (0, 0)
     if packet.seq > seq + 1:
-        lost = (packet.previous_cum - cum) % CUM_MODULUS
-        count += declare_missing(using, state, packet.incarnation, seq + 1, packet.seq - 1, units=lost, **span)
+        difference = (packet.previous_cum - cum) % CUM_MODULUS
+        lost = _requests_and_units(using, packet, difference) if difference else _NOTHING
+        count += declare_missing(using, state, packet.incarnation, seq + 1, packet.seq - 1, **lost, **span)
     return count

@@ -72,6 +72,8 @@ class Packet:
     previous_cum: int
     #: The running sum of all counters after this batch.
     cum: int
+    #: The running sum of the requests alone before this batch.
+    previous_requests: int
     opened_at: int
     sealed_at: int
     #: The run (the time from a start of the server until its restart) in which the batch was opened.
@@ -123,12 +125,13 @@ def content_digest(header: Sequence[str | int], lines: Sequence[bytes]) -> str:
 def header_of(batch: Packet | Batch) -> tuple[str | int, ...]:
     """Return the values of a batch that are in its digest before the lines."""
     return (
-        "ratelimits batch 1",
+        "ratelimits batch 2",
         batch.shard,
         batch.incarnation,
         batch.seq,
         batch.previous_cum,
         batch.cum,
+        batch.previous_requests,
         batch.opened_at,
         batch.sealed_at,
         batch.run,
@@ -229,12 +232,12 @@ def _identity(fields: dict[bytes, bytes]) -> tuple[list[str], list[int]]:
     """Return the texts and the numbers of a batch's identity. Raise Unreadable if one of them is missing or invalid.
 
     The texts are `incarnation`, `run`, `sealed_run` and `follows` of a `Packet`. The numbers are its `seq`,
-    `previous_cum`, `cum`, `opened_at` and `sealed_at`.
+    `previous_cum`, `cum`, `previous_requests`, `opened_at` and `sealed_at`.
     """
     try:
         texts = [fields[name].decode() for name in _MAX_LENGTHS]
-        # The fields for `seq`, `previous_cum`, `cum`, `opened_at` and `sealed_at`.
-        raw = [fields[name] for name in (b"#s", b"#p", b"#c", b"#o", b"#t")]
+        # The fields for `seq`, `previous_cum`, `cum`, `previous_requests`, `opened_at` and `sealed_at`.
+        raw = [fields[name] for name in (b"#s", b"#p", b"#c", b"#q", b"#o", b"#t")]
     except KeyError as error:
         raise Unreadable(f"the batch has no field {error.args[0].decode()}") from error
     except ValueError as error:
@@ -258,12 +261,25 @@ def packet(shard: int, fields: Iterable[tuple[bytes, bytes]]) -> Packet:
     """
     counters = dict(fields)
     identity = {name: counters.pop(name) for name in [name for name in counters if name[:1] == b"#"]}
-    (incarnation, run, sealed_run, follows), (seq, previous_cum, cum, opened_at, sealed_at) = _identity(identity)
+    texts, (seq, previous_cum, cum, previous_requests, opened_at, sealed_at) = _identity(identity)
+    incarnation, run, sealed_run, follows = texts
     lines, total = _lines(counters)
     if (previous_cum + total) % CUM_MODULUS != cum:
         raise Unreadable(f"the running sum was {previous_cum}, the counters add {total}, but the sum became {cum}")
     without_digest = Packet(
-        shard, incarnation, seq, previous_cum, cum, opened_at, sealed_at, run, sealed_run, follows, tuple(lines), ""
+        shard,
+        incarnation,
+        seq,
+        previous_cum,
+        cum,
+        previous_requests,
+        opened_at,
+        sealed_at,
+        run,
+        sealed_run,
+        follows,
+        tuple(lines),
+        content="",
     )
     return replace(without_digest, content=content_digest(header_of(without_digest), lines))
 

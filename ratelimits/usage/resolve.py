@@ -167,6 +167,7 @@ def _packet(quarantined: QuarantinedBatch, state: ShardState, lines: list[bytes]
         incarnation=_incarnation(quarantined.pk),
         seq=1,
         previous_cum=0,
+        previous_requests=0,
         cum=_sum_of_counters(lines) % CUM_MODULUS,
         opened_at=moment,
         sealed_at=moment,

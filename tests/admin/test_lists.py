@@ -73,7 +73,7 @@ def batches(numbers: range) -> None:
     Batch.objects.bulk_create(
         Batch(
             **dict.fromkeys(("pk", "seq", "position", "first_seq", "first_position"), n + 1),
-            **dict.fromkeys(("previous_cum", "cum", "opened_at", "sealed_at", "line_count"), 1),
+            **dict.fromkeys(("previous_cum", "cum", "previous_requests", "opened_at", "sealed_at", "line_count"), 1),
             shard=n % conf.SHARDS,
         )
         for n in numbers

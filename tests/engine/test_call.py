@@ -442,18 +442,19 @@ class TestRuns:
         one = limit("token_bucket" if usual else "sliding_log", capacity=10**6, rate=10**6)
         for _ in range(2):
             ask(one, account="acme", usage=usage("requests", "tokens", key="user:first"))
-        redis_client.hset(KEYS.open(shard), mapping={f"a|0|0|m|0|0|acme|user:{n}|1": 1 for n in range(990)})
+        redis_client.hset(KEYS.open(shard), mapping={f"a|0|0|m|0|0|acme|user:{n}|1": 1 for n in range(989)})
         assert redis_client.hlen(KEYS.open(shard)) == 998
         ask(one, account="acme", usage=usage("requests", "tokens", key="user:last"))
         (sealed,) = redis_client.lrange(KEYS.sealed(shard), 0, -1)
         batch = redis_client.hgetall(KEYS.batch(shard, sealed.decode()))
         assert len(batch) == 1000 + 3
-        assert batch[b"#c"] == b"%d" % (2 * (990 + 6))
+        assert batch[b"#c"] == b"%d" % (2 * (989 + 6))
         assert not redis_client.exists(KEYS.open(shard))
         ask(one, account="acme", usage=usage("requests", "tokens", key="user:next"))
         opened = redis_client.hgetall(KEYS.open(shard))
         assert (opened[b"#s"], opened[b"#p"]) == (b"2", batch[b"#c"])
-        assert len(opened) == 2 + 6
+        assert opened[b"#q"] == b"995"  # requests alone, while "#p" is the sum of requests and units
+        assert len(opened) == 2 + 7
 
 
 def _pretend_another_run(client: RawRedis, key: str) -> None:

@@ -118,7 +118,7 @@ def _archive_file(data: bytes) -> None:
     list(archive.read(path, hashlib.sha256(_EMPTY).hexdigest()))
 
 
-_IDENTITY = b"#i\ni\n#s\n1\n#o\n1\n#r\nr\n#p\n7\n#f\n\n#t\n2\n#x\nr\n#c\n%d\n"
+_IDENTITY = b"#i\ni\n#s\n1\n#o\n1\n#r\nr\n#p\n7\n#q\n3\n#f\n\n#t\n2\n#x\nr\n#c\n%d\n"
 _EMPTY = b"ratelimits archive 1\n"
 _ARCHIVED = b'{"shard": 1, "incarnation": "i", "seq": 1, "line_count": 1, "parts": "00"}\na\tb\n'
 _MANIFEST = {

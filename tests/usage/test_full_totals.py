@@ -48,9 +48,10 @@ def arrive(account: str, counters: dict[str, int], period: int = OCTOBER) -> Non
         f"{kind[0]}|{period}|{period}|requests|0|0|{account}|api_key:1|{kind[1]}": n for kind, n in counters.items()
     }
     cum = (state_before.cum + sum(counters.values())) % CUM_MODULUS
+    requests = 0  # No gap is declared here, so nobody asks for the running sum of requests.
     sealed = (period + 3600) * 1_000_000
     identity = {"#i": "i", "#s": state_before.seq + 1, "#o": sealed - 1, "#r": "r", "#p": state_before.cum, "#f": ""}
-    identity |= {"#t": sealed, "#x": "r", "#c": cum}
+    identity |= {"#t": sealed, "#x": "r", "#c": cum, "#q": requests}
     raw = [(name.encode(), str(value).encode()) for name, value in {**identity, **fields}.items()]
     assert apply("default", packet(shard, raw), "always") is BatchOutcome.APPLIED
 

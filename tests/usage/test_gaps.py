@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import time
 from pathlib import Path
@@ -16,13 +17,15 @@ from ratelimits.conf import conf
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.server import current_server
 from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch, ShardState
-from ratelimits.reports.gaps import Gaps
+from ratelimits.reports.gaps import Gaps, describe
 from ratelimits.status.facts import Level, facts
 from ratelimits.usage import crash, resolve
 from ratelimits.usage.apply import BatchOutcome
 from ratelimits.usage.drain import drain
 from ratelimits.usage.pending import BATCHES_PER_PASS
+from ratelimits.usage.retention.compact import compact
 from ratelimits.usage.seal import seal
+from ratelimits.usage.tally import tally
 from ratelimits.usage.verify.ledger import verify_ledger
 from tests.support.entry_points import away
 from tests.support.raw import RawRedis
@@ -210,7 +213,8 @@ def test_a_batch_that_was_lost_is_missing_also_if_no_usage_comes_after_it(
         assert (gap.kind, gap.first_seq, gap.last_seq) == ("missing", 1 + kept, 1 + kept)
     use()
     flow()
-    assert DurabilityGap.objects.get().units == (41 if what == "sealed" else None)
+    gap = DurabilityGap.objects.get()
+    assert (gap.requests, gap.units) == ((1, 40) if what == "sealed" else (None, None))
     assert units() == 1 + kept
     assert list(verify_ledger("default")) == []
 
@@ -237,8 +241,40 @@ def test_a_sealed_batch_that_was_lost_is_missing_with_what_was_in_it(redis_clien
     use()
     flow()
     gap = DurabilityGap.objects.get()
-    # One request of 40 units: the request and its units are counted.
-    assert (gap.kind, gap.first_seq, gap.last_seq, gap.units) == ("missing", 2, 2, 41)
+    # One request of 40 units. Each number has one unit.
+    assert (gap.kind, gap.first_seq, gap.last_seq, gap.requests, gap.units) == ("missing", 2, 2, 1, 40)
+    assert describe(gap).endswith(" missing-requests=1 missing-units=40")
+
+
+def test_what_is_missing_is_what_the_lost_batches_had_in_requests_and_in_units(redis_client: RawRedis) -> None:
+    """Lose some of many batches; the gaps have the numbers that a model reads from the batches before they are lost."""
+    dice, lost = random.Random(5), [0, 0]
+    for turn in range(30):
+        for _request in range(dice.randrange(1, 4)):
+            use(
+                cost=dice.choice([1, 1, 2, 40, 999_999]), capacity=dice.choice([None, 1]), meter=dice.choice(["a", "b"])
+            )
+        seal()
+        if turn % 10 not in (0, 9) and dice.random() < 0.5:
+            (key,) = keys(redis_client, "b:*")
+            for name, value in redis_client.hgetall(key).items():
+                if not name.startswith(b"#"):
+                    lost[0] += int(value) * (name[-1:] in (b"1", b"n"))
+                    lost[1] += int(value) * (name[-1:] in (b"1", b"u"))
+            redis_client.delete(key)
+            if dice.random() < 0.5:
+                continue  # the next drain finds several batches missing
+        drain()
+        if turn == 20:
+            tally()
+            ShardState.objects.update(watermark=2**52)
+            list(compact())
+    use()
+    flow()
+    gaps = DurabilityGap.objects.filter(kind="missing")
+    assert gaps.count() > 3
+    assert [sum(n or 0 for n in gaps.values_list(name, flat=True)) for name in ("requests", "units")] == lost
+    assert list(verify_ledger("default")) == []
 
 
 def test_a_batch_that_comes_after_it_was_declared_missing_is_taken_and_the_gap_says_so(

@@ -40,6 +40,7 @@ def name_of(sign: tuple[str, str], subject: tuple[int | str, ...], spelled_out: 
 def sealed(counters: dict[bytes, int]) -> Packet:
     units = sum(count * (2 if name.endswith(b"1") else 1) for name, count in counters.items())
     identity = {b"#i": b"i", b"#s": b"1", b"#o": b"1", b"#r": b"r", b"#p": b"7", b"#f": b"", b"#t": b"2", b"#x": b"r"}
+    identity |= {b"#q": b"3"}
     fields = {**identity, b"#c": b"%d" % ((7 + units) % CUM_MODULUS)}
     return packet(3, [*fields.items(), *((name, b"%d" % count) for name, count in counters.items())])
 

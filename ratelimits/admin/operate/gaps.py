@@ -51,7 +51,19 @@ class OpenGapFilter(admin.SimpleListFilter):
 class DurabilityGapAdmin(AccountSearch, ReadOnlyAdmin):
     """The gaps: spans of time in which usage may be missing."""
 
-    list_display = ["what", "shard", "account", "from_", "to", "fsync", "units", "harmless", "recovered_at", "reason"]
+    list_display = [
+        "what",
+        "shard",
+        "account",
+        "from_",
+        "to",
+        "fsync",
+        "requests",
+        "units",
+        "harmless",
+        "recovered_at",
+        "reason",
+    ]
     list_filter = [OpenGapFilter, "kind"]
     sortable_by = ()
     actions = ["acknowledge"]

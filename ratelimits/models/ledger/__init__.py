@@ -139,6 +139,10 @@ class Batch(models.Model):
     cum = models.BigIntegerField(
         _("running sum after"), help_text=_("Sum of all requests and units up to the end of this batch, modulo 10^15.")
     )
+    previous_requests = models.BigIntegerField(
+        _("running sum of requests before"),
+        help_text=_("Sum of all requests, without their units, before this batch, modulo 10^15."),
+    )
     content = models.CharField(_("digest of its content"), max_length=64)
     previous_digest = models.CharField(_("digest before"), max_length=64, blank=True)
     digest = models.CharField(

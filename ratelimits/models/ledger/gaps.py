@@ -56,6 +56,8 @@ class DurabilityGap(models.Model):
     until = models.BigIntegerField(_("until (µs)"))
     fsync = models.CharField(_("fsync policy"), max_length=40, blank=True)
     units = models.BigIntegerField(_("units known to be missing"), null=True, blank=True)
+    #: Only for missing batches. They counted this number of requests, admitted or not, with `units` units together.
+    requests = models.BigIntegerField(_("requests known to be missing"), null=True, blank=True)
     detail = models.TextField(_("detail"), blank=True)
     #: The server that restarted: its product, and when it last answered before, in µs.
     server = models.CharField(_("server"), max_length=16, blank=True)

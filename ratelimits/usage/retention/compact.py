@@ -148,6 +148,7 @@ def _joined_batch(batches: Sequence[Batch], lines: Sequence[bytes]) -> Batch:
         position=last.position,
         previous_cum=first.previous_cum,
         cum=last.cum,
+        previous_requests=first.previous_requests,
         previous_digest=first.previous_digest,
         digest=last.digest,
         opened_at=first.opened_at,
