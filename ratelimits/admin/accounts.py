@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from django.contrib import admin
@@ -17,11 +18,14 @@ from ratelimits.admin.audited import AuditedAdmin, InForceFilter
 from ratelimits.admin.changes.page import PARTS, PER_PAGE, shown_change
 from ratelimits.admin.changes.rows import changed_rows
 from ratelimits.admin.inspected import InspectedAdmin
+from ratelimits.admin.operate.past_months import AsksAboutRunning
 from ratelimits.admin.row_files.page import RowFiles
 from ratelimits.admin.suggestions import KeySuggestions, RowSuggestions
-from ratelimits.admin.typed import MOMENTS, TypedNumbers, primary_key
+from ratelimits.admin.typed import MOMENTS, TypedNumbers, local_time, primary_key
+from ratelimits.algorithms import calendar
 from ratelimits.algorithms.wording import amount
 from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, PlanPrice, Rule
+from ratelimits.reports import plan_changes
 
 
 def _count_of(model: type[Model]) -> Coalesce:
@@ -46,7 +50,7 @@ class PlanPriceInline(TypedNumbers, admin.StackedInline):  # type: ignore[type-a
 
 
 @admin.register(Plan)
-class PlanAdmin(AuditedAdmin):
+class PlanAdmin(AsksAboutRunning, AuditedAdmin):
     """Plans with their included quantities, prices and rules."""
 
     list_display = ["name", "slug", "included", "rule_count", "key_count", "account_count"]
@@ -70,6 +74,10 @@ class PlanAdmin(AuditedAdmin):
         return plans.annotate(
             rule_total=_count_of(Rule), key_total=_count_of(PlanMembership), account_total=_count_of(Account)
         )
+
+    def billed_accounts(self, pk: Any) -> Collection[str]:
+        """Return the accounts on the plan."""
+        return list(Account.objects.filter(plan=pk).values_list("identifier", flat=True))
 
     def effect_of(self, request: HttpRequest, row: Plan) -> tuple[list[str], list[str]]:
         """Return no sentences. If an undo adds a deleted plan again, return a warning about what does not come back."""
@@ -146,15 +154,35 @@ class PlanMembershipAdmin(KeySuggestions, InspectedAdmin, RowFiles, RowSuggestio
 
 
 @admin.register(Account)
-class AccountAdmin(InspectedAdmin, RowFiles, RowSuggestions, AuditedAdmin):
+class AccountAdmin(InspectedAdmin, RowFiles, RowSuggestions, AsksAboutRunning, AuditedAdmin):
     """The accounts, each with its time zone and plan."""
 
     list_display = ["identifier", "name", "plan", "timezone", "billing_anchor"]
     list_filter = ["plan"]
     list_select_related = ["plan"]
     search_fields = ["identifier", "name"]
-    autocomplete_fields = ["plan"]
-    fields = ["identifier", "name", "plan", "timezone", "billing_anchor"]
+    autocomplete_fields = ["plan", "next_plan"]
+    fields = ["identifier", "name", "plan", "next_plan", "next_plan_from", "timezone", "billing_anchor"]
+    readonly_fields = ["next_plan_from"]
+
+    def save_model(self, request: HttpRequest, obj: Account, form: Any, change: bool) -> None:
+        plan_changes.schedule(obj)
+        super().save_model(request, obj, form, change)
+
+    @admin.display(description=_("next plan from"))
+    def next_plan_from(self, account: Account) -> str:
+        """Return the moment at which the next plan begins, in the time zone of the account."""
+        if account.next_plan_at is None:
+            return "–"
+        try:
+            zone = calendar.zone(account.timezone)
+        except ValueError:
+            return local_time(account.next_plan_at)
+        return f"{account.next_plan_at.astimezone(zone):%Y-%m-%d %H:%M} {account.timezone}"
+
+    def billed_accounts(self, pk: Any) -> Collection[str]:
+        """Return the account's identifier."""
+        return list(Account.objects.filter(pk=pk).values_list("identifier", flat=True))
 
     def inspected(self, row: Account) -> tuple[str, str]:
         """Return the key for the inspector, and "" as the account, because the key already names the account."""

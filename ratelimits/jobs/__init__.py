@@ -22,6 +22,7 @@ from ratelimits.push import plan as planning
 from ratelimits.push import send as sending
 from ratelimits.push.receivers import Receiver
 from ratelimits.recording import trace
+from ratelimits.reports import plan_changes
 from ratelimits.reports.closing import close as closing
 from ratelimits.usage import drain as draining
 from ratelimits.usage import process_totals, span_totals
@@ -40,6 +41,7 @@ def seal() -> list[sealing.SealResult]:
 def drain(progress: Progress | None = None, *, wait: bool = False) -> draining.DrainResult:
     """Write all sealed batches to the ledger, and add them to the totals. Raise the errors of `usage.drain.drain`.
 
+    Also change the plans of accounts whose next plan is due, because drains run every few seconds.
     If `wait` is true, wait for a shard that another process adds to the totals. Otherwise leave it to this process.
     """
     with note_run(Task.DRAIN):
@@ -48,6 +50,7 @@ def drain(progress: Progress | None = None, *, wait: bool = False) -> draining.D
         finally:
             # Also after an error: perhaps only one shard had the error, and the other shards were drained.
             tallying.tally(progress, wait=wait)
+            plan_changes.apply_due(conf.DATABASE)
 
 
 def finalise(
@@ -61,6 +64,7 @@ def finalise(
     # The status page shows when all accounts were finalised. So a run for one account is not recorded.
     with note_run(Task.FINALISE) if account is None else nullcontext():
         tallying.tally(wait=wait)
+        plan_changes.apply_due(conf.DATABASE)
         yield from closing.finalise_each(account=account, progress=progress)
 
 

@@ -39,6 +39,7 @@ class Migration(migrations.Migration):
                 ('name', models.CharField(blank=True, max_length=120, verbose_name='name')),
                 ('timezone', models.CharField(default='UTC', help_text="Time zone of the account's billing periods.", max_length=64, validators=[ratelimits.models.accounts.validate_timezone], verbose_name='time zone')),
                 ('billing_anchor', models.CharField(blank=True, help_text='A local date and time at which a billing month starts, such as 2026-01-31T06:00. Leave it empty for calendar months.', max_length=32, verbose_name='billing anchor')),
+                ('next_plan_at', ratelimits.moments.columns.UTCDateTimeField(blank=True, editable=False, null=True, verbose_name='next plan from')),
                 ('shard', models.SmallIntegerField(db_index=True, default=0, editable=False, verbose_name='shard')),
             ],
             options={
@@ -720,6 +721,7 @@ class Migration(migrations.Migration):
                 ('name', models.CharField(blank=True, max_length=120, verbose_name='name')),
                 ('timezone', models.CharField(default='UTC', help_text="Time zone of the account's billing periods.", max_length=64, validators=[ratelimits.models.accounts.validate_timezone], verbose_name='time zone')),
                 ('billing_anchor', models.CharField(blank=True, help_text='A local date and time at which a billing month starts, such as 2026-01-31T06:00. Leave it empty for calendar months.', max_length=32, verbose_name='billing anchor')),
+                ('next_plan_at', ratelimits.moments.columns.UTCDateTimeField(blank=True, editable=False, null=True, verbose_name='next plan from')),
                 ('shard', models.SmallIntegerField(db_index=True, default=0, editable=False, verbose_name='shard')),
                 ('history_id', models.AutoField(primary_key=True, serialize=False)),
                 ('history_date', ratelimits.moments.columns.UTCDateTimeField(db_index=True)),
@@ -727,6 +729,7 @@ class Migration(migrations.Migration):
                 ('history_type', models.CharField(choices=[('+', 'Created'), ('~', 'Changed'), ('-', 'Deleted')], max_length=1)),
                 ('history_user', models.ForeignKey(db_constraint=False, null=True, on_delete=ratelimits.models.users.set_null, related_name='+', to=settings.AUTH_USER_MODEL)),
                 ('plan', models.ForeignKey(blank=True, db_constraint=False, null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='ratelimits.plan', verbose_name='plan')),
+                ('next_plan', models.ForeignKey(blank=True, db_constraint=False, help_text='The plan from the next billing period on: the present period keeps its plan.', null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='ratelimits.plan', verbose_name='next plan')),
             ],
             options={
                 'verbose_name': 'historical account',
@@ -740,6 +743,11 @@ class Migration(migrations.Migration):
             model_name='account',
             name='plan',
             field=models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='accounts', to='ratelimits.plan', verbose_name='plan'),
+        ),
+        migrations.AddField(
+            model_name='account',
+            name='next_plan',
+            field=models.ForeignKey(blank=True, help_text='The plan from the next billing period on: the present period keeps its plan.', null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='ratelimits.plan', verbose_name='next plan'),
         ),
         migrations.CreateModel(
             name='PlanInclusion',

@@ -140,6 +140,18 @@ class Account(Versioned):
     plan = models.ForeignKey(
         Plan, models.PROTECT, null=True, blank=True, related_name="accounts", verbose_name=_("plan")
     )
+    next_plan = models.ForeignKey(
+        Plan,
+        models.PROTECT,
+        null=True,
+        blank=True,
+        related_name="+",
+        verbose_name=_("next plan"),
+        help_text=_("The plan from the next billing period on: the present period keeps its plan."),
+    )
+    #: The moment at which `next_plan` becomes the plan: the end of the billing period in which it was chosen. Empty
+    #: until `plan_changes.schedule` or the next drain has found this moment.
+    next_plan_at = UTCDateTimeField(_("next plan from"), null=True, blank=True, editable=False)
     shard = models.SmallIntegerField(_("shard"), editable=False, db_index=True, default=0)
 
     history = History()
@@ -158,6 +170,11 @@ class Account(Versioned):
         return self.name or self.identifier
 
     def clean(self) -> None:
+        """Raise ValidationError if the billing anchor or the next plan is not valid."""
+        if self.next_plan_id is None:
+            self.next_plan_at = None
+        elif self.next_plan_id == self.plan_id:
+            raise ValidationError({"next_plan": _("The account is already on this plan: leave the field empty.")})
         if not self.billing_anchor:
             return
         try:

@@ -1,0 +1,160 @@
+"""Test that a plan changes at the end of a billing period, and that an edit names the past months that it changes."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+import pytest
+from django.core.exceptions import ValidationError
+from django.test import Client
+from django.urls import reverse
+
+from ratelimits import jobs
+from ratelimits.models import Account, Plan, PlanPrice, Report
+from ratelimits.models.ledger import moment
+from ratelimits.reports import plan_changes
+from ratelimits.verification import Verification
+from tests.support.reports.edits import edit_at, plan, spend
+from tests.support.reports.invoices import account, close
+from tests.support.reports.priced import priced
+from tests.support.usage.traffic import at, flow
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
+
+#: Half past midnight on 1 February in UTC: in New York it is still January.
+HALF_PAST = "2026-02-01T00:30"
+
+
+def included() -> list[tuple[str, str, int]]:
+    rows = Report.objects.order_by("period_start").values_list("label", "plan", "included")
+    return [(label, slug, included["requests"]) for label, slug, included in rows]
+
+
+@pytest.mark.parametrize("applied", ["2026-02-01T05:00", "2026-02-20T00:00"], ids=["in time", "days later"])
+def test_the_next_plan_begins_at_the_end_of_the_period_whenever_it_is_applied(applied: str) -> None:
+    with edit_at(0):
+        small, large = plan("small", 10), plan("large", 1000)
+    with edit_at("2025-06-01"):
+        acme = Account.objects.create(identifier="acme", plan=small, timezone="America/New_York")
+    spend("acme", "2026-01-15", 7)
+    flow()
+    with edit_at("2026-01-20"):
+        acme.next_plan = large
+        plan_changes.schedule(acme, at("2026-01-20"))
+        acme.save()
+    assert acme.next_plan_at == moment(at("2026-02-01T05:00"))
+    assert plan_changes.apply_due("default", at("2026-02-01T04:59:59")) == 0
+    spend("acme", "2026-02-15", 7)
+    assert plan_changes.apply_due("default", at(applied)) == 1
+    assert plan_changes.apply_due("default", at(applied)) == 0
+    acme.refresh_from_db()
+    assert (acme.plan_id, acme.next_plan_id, acme.since) == (large.pk, None, at("2026-02-01T05:00"))
+    assert acme.next_plan_at is None
+    close("2026-03-05")
+    assert included() == [("2026-01", "small", 10), ("2026-02", "large", 1000)]
+    assert list(Verification().findings()) == []
+
+
+def test_code_that_names_only_the_plan_gets_the_moment_from_the_next_job() -> None:
+    large = plan("large", 1000)
+    acme = account()
+    Account.objects.filter(pk=acme.pk).update(next_plan=large)
+    assert plan_changes.apply_due("default", at("2026-01-20")) == 0
+    acme.refresh_from_db()
+    assert acme.next_plan_at == moment(at("2026-02-01"))
+    for job in (jobs.drain, lambda: list(jobs.finalise())):
+        Account.objects.filter(pk=acme.pk).update(plan=None, next_plan=large, next_plan_at=moment(at("2025-02-01")))
+        job()
+        acme.refresh_from_db()
+        assert (acme.plan, acme.next_plan) == (large, None)
+    with pytest.raises(ValidationError, match="already on this plan"):
+        Account(identifier="other", plan=large, next_plan=large).full_clean()
+
+
+def test_staff_choose_the_next_plan_on_the_account_s_page(admin_client: Client) -> None:
+    large, acme = plan("large", 1000), account(included=5, timezone="Asia/Tokyo")
+    change = reverse("admin:ratelimits_account_change", args=[acme.pk])
+    typed = {"identifier": "acme", "plan": acme.plan_id, "timezone": "Asia/Tokyo", "next_plan": large.pk}
+    assert admin_client.post(change, typed).status_code == 302
+    acme.refresh_from_db()
+    assert (acme.next_plan, acme.plan_id) == (large, typed["plan"])
+    assert acme.next_plan_at is not None
+    page = admin_client.get(change).content.decode()
+    assert " 00:00 Asia/Tokyo" in page
+    assert admin_client.post(change, {**typed, "next_plan": ""}).status_code == 302
+    acme.refresh_from_db()
+    assert (acme.next_plan, acme.next_plan_at) == (None, None)
+
+
+class TestQuestions:
+    @pytest.fixture(autouse=True)
+    def _half_past(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let January have usage of accounts in New York and Berlin, and let it be half past midnight in UTC."""
+        for name, zone in (("acme", "America/New_York"), ("globex", "Europe/Berlin")):
+            priced(name, included=10, unit_price="1")
+            with edit_at(0):
+                Account.objects.filter(identifier=name).update(timezone=zone)
+            spend(name, "2026-01-15", 900)
+        flow()
+        monkeypatch.setattr("ratelimits.admin.operate.past_months.time_ns", lambda: at(HALF_PAST) * 1000)
+        monkeypatch.setattr("ratelimits.moments.now", lambda: moment(at(HALF_PAST)))
+
+    def post(self, client: Client, url: str, typed: dict[str, Any]) -> Any:
+        """Post a form so that the edit is made at half past midnight."""
+        with edit_at(HALF_PAST):
+            return client.post(url, typed)
+
+    def form(self, slug: str, **fields: Any) -> tuple[str, dict[str, Any]]:
+        row = Plan.objects.get(slug=slug)
+        inclusion, price = row.inclusions.get(), row.prices.get()
+        typed: dict[str, Any] = {"name": row.name, "slug": slug, "currency": "EUR"}
+        for name, part, values in (
+            ("inclusions", inclusion, {"meter": "requests", "quantity": "10"}),
+            ("prices", price, {"meter": "requests", "pricing": "per_unit", "unit_price": "1", "tiers": ""}),
+        ):
+            typed |= {f"{name}-TOTAL_FORMS": "1", f"{name}-INITIAL_FORMS": "1", f"{name}-0-id": part.pk}
+            typed |= {f"{name}-0-{field}": text for field, text in values.items()} | {f"{name}-0-plan": row.pk}
+        typed |= {"prices-0-flat_fee": "0", "prices-0-minimum": "0"}
+        return reverse("admin:ratelimits_plan_change", args=[row.pk]), {**typed, **fields}
+
+    def test_an_edit_of_a_plan_says_which_past_months_it_changes_before_it_is_saved(self, admin_client: Client) -> None:
+        url, typed = self.form("plan-acme", **{"prices-0-unit_price": "2"})
+        page = self.post(admin_client, url, typed)
+        said = html.unescape(page.content.decode())
+        assert "This edit changes bills of a past month" in said
+        assert page.context["consequences"].rows == [
+            (
+                "acme",
+                "January 2026",
+                "2026-02-01 00:00 America/New_York",
+                "890 requests, 890.00 EUR",
+                "890 requests, 1780.00 EUR",
+            )
+        ]
+        assert PlanPrice.objects.get(plan__slug="plan-acme").unit_price == 1
+        assert self.post(admin_client, url, {**typed, "_confirmed": "1"}).status_code == 302
+        assert PlanPrice.objects.get(plan__slug="plan-acme").unit_price == 2
+
+    def test_an_included_quantity_too(self, admin_client: Client) -> None:
+        url, typed = self.form("plan-acme", **{"inclusions-0-quantity": "1000"})
+        page = self.post(admin_client, url, typed)
+        assert [row[3:] for row in page.context["consequences"].rows] == [("890 requests, 890.00 EUR", "0.00 EUR")]
+
+    def test_where_the_month_is_over_and_where_nothing_changes_it_does_not_ask(self, admin_client: Client) -> None:
+        for url, typed in (
+            self.form("plan-globex", **{"prices-0-unit_price": "2"}),
+            self.form("plan-acme", name="Another name"),
+        ):
+            assert self.post(admin_client, url, typed).status_code == 302
+
+    def test_an_edit_of_an_account_says_it_too(self, admin_client: Client) -> None:
+        acme, large = Account.objects.get(identifier="acme"), plan("large", 1000)
+        url = reverse("admin:ratelimits_account_change", args=[acme.pk])
+        typed = {"identifier": "acme", "plan": large.pk, "timezone": acme.timezone}
+        page = self.post(admin_client, url, typed)
+        assert [row[3:] for row in page.context["consequences"].rows] == [("890 requests, 890.00 EUR", "–")]
+        acme.refresh_from_db()
+        assert acme.plan_id != large.pk
+        # To choose the plan for the next period changes no bill of January.
+        assert self.post(admin_client, url, {**typed, "plan": acme.plan_id, "next_plan": large.pk}).status_code == 302
