@@ -77,9 +77,8 @@ def check_cache(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
                 id="ratelimits.E003",
             )
         ]
-    options: Any = settings.CACHES[alias].get("OPTIONS", {})
-    factory = options.get("CONNECTION_FACTORY")
-    if factory == _CLUSTER_FACTORY and (problem := problem_of_redis_py()):
+    options: Any = settings.CACHES[alias].get("OPTIONS") or {}
+    if options.get("CONNECTION_FACTORY") == _CLUSTER_FACTORY and (problem := problem_of_redis_py()):
         return [checks.Error(problem, hint="Run `pip install --upgrade redis`.", id="ratelimits.E003")]
     databases = set(_databases(alias))
     return [

@@ -6,7 +6,7 @@ search of the URLconf does not find these functions.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 
@@ -34,13 +34,10 @@ def note(scope: object, cost: Any, key: Any) -> None:
         meters: Any = tuple(name for name in cost if isinstance(name, str))
     else:
         meters = callable if callable(cost) or isinstance(cost, str) else None
-    each = key if isinstance(key, (list, tuple)) else (key,)
-    keys: tuple[Any, ...] = tuple(filter(_is_noted, each))
+    each: Iterable[Any] = key if isinstance(key, (list, tuple)) else (key,)
+    valid = (one for one in each if isinstance(one, Hashable) and (isinstance(one, str) or callable(one)))
+    keys: tuple[Any, ...] = tuple(valid)
     _given[Given(scope, meters, keys or None)] = None
-
-
-def _is_noted(key: Any) -> bool:
-    return isinstance(key, Hashable) and (isinstance(key, str) or callable(key))
 
 
 def all_given() -> tuple[Given, ...]:
