@@ -133,6 +133,7 @@ SAMPLE = (
     "reports/test_amounts.py::test_a_report_says_what_each_line_and_the_account_owe",
     "reports/verify/test_report.py::test_a_new_key_leaves_what_an_old_one_signed_verifiable",
     "reports/verify/test_report.py::test_with_a_key_a_rebuilt_digest_is_not_enough",
+    "runtimes/test_promises.py::test_promises_are_kept[fork]",
     "test_oldest_servers.py::test_a_few_tests_pass_on_redis_6_2_and_postgresql",
     "testing/test_production.py::test_mail_in_memory_is_no_test_run",
     "testing/test_production.py::test_no_room_but_the_testing_kit_asks_whether_a_test_runs",
