@@ -73,7 +73,7 @@ USED = (
     Used("WAITAOF", ("0", "0", "1"), (_BILLS,), replaceable=(_BILLS,), fence="waitaof"),
     Used("WAIT", ("0", "1"), (_BILLS,), replaceable=(_BILLS,), fence="wait"),
     Used("CLUSTER SLOTS", (), _ALL, cluster=True),
-    Used("CLUSTER INFO", (), _ALL, cluster=True),
+    Used("CLUSTER INFO", (), _ALL, replaceable=_ALL, cluster=True),
     Used("TIME", (), (_BILLS,), (_LIMITS, _LOGS, _LEASES, _COUNTS, _BILLS, _RESTORES)),
     Used("SET", (STRING, "1", "PX", "60000"), (_BILLS, _TRIES), (_LIMITS, _LOGS, _LEASES, _COUNTS, _BILLS, _EDITS)),
     Used("GET", (STRING,), (_EDITS, _TRIES), (_LEASES, _COUNTS, _LIMITS, _EDITS)),

@@ -9,6 +9,7 @@ from typing import Any
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.sentinel import SentinelConnectionPool
 
 from ratelimits.doctor import walks
 from ratelimits.doctor.address import behind_address
@@ -88,7 +89,6 @@ def _try_server(server: Server, client: Any, shard: int) -> ServerDiagnosis:
     options: dict[str, Any] = client.connection_pool.connection_kwargs
     project, simulations = key_patterns(server.keyspace.namespace)
     who = Who(str(options.get("username") or "default"), project)
-    address = options.get("path") or f"{options.get('host', '?')}:{options.get('port', '?')}"
     in_cluster = isinstance(server.wire, ClusterWire)
     found: list[ServerFinding] = []
     said: Properties | None = None
@@ -105,7 +105,14 @@ def _try_server(server: Server, client: Any, shard: int) -> ServerDiagnosis:
             found.append(of_connection(error, who))
         finally:
             place.clean()
-    return ServerDiagnosis(str(address), who.user, said, tuple(merged(found)))
+    return ServerDiagnosis(_address(client.connection_pool), who.user, said, tuple(merged(found)))
+
+
+def _address(pool: Any) -> str:
+    options = pool.connection_kwargs
+    if isinstance(pool, SentinelConnectionPool):
+        return f"{pool.service_name} (Sentinel)"
+    return str(options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}")
 
 
 def _info(client: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import redis
 from django_redis.pool import ConnectionFactory
 
 from ratelimits import engine
+from ratelimits.doctor.diagnosis import diagnose
 from ratelimits.engine import NotSent, Unanswered
 from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.ages import IDLE
@@ -91,6 +92,8 @@ def test_a_failover_loses_nothing_that_was_replicated_and_is_declared(watched: W
     assert incarnation(new.port) not in (None, before)
     # The old primary decided each of these once: 3 windows, a refund, and 40 requests.
     assert evalsha_calls(old.port) <= 44 + 2 * 5 + len(failures)
+    (diagnosis,) = diagnose()
+    assert (diagnosis.findings, diagnosis.address) == ((), "quota (Sentinel)")
 
     flow()
     ledger = sum(Line.objects.values_list("admitted_requests", flat=True))
