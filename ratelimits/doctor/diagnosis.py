@@ -13,13 +13,13 @@ from redis.sentinel import SentinelConnectionPool
 
 from ratelimits.doctor import walks
 from ratelimits.doctor.address import behind_address
-from ratelimits.doctor.commands import USED, key_patterns
-from ratelimits.doctor.errors import Who, of_command, of_connection, of_fence
+from ratelimits.doctor.commands import USED
+from ratelimits.doctor.errors import Who, of_command, of_connection, of_fence, who_asks
 from ratelimits.doctor.findings import ServerFinding, merged
 from ratelimits.doctor.parts import Part
 from ratelimits.doctor.properties import Properties, properties, unsuitable
 from ratelimits.doctor.scratch import Scratch, scratch
-from ratelimits.doctor.tries import refusals
+from ratelimits.doctor.tries import REPLACEABLE, refusals
 from ratelimits.engine.cluster.wire import ClusterWire
 from ratelimits.engine.refused import refused
 from ratelimits.engine.server import Server, current_server
@@ -32,8 +32,6 @@ _ATTEMPTS = 3
 _PASSING = {"connection", "lost"}
 #: With one of these, each command fails for the same reason: no other command is tried.
 _HOPELESS = {"replica", "several", "cluster", "connection", "login"}
-#: Commands that parts may do without, with these parts. Only a walk shows whether they can.
-_REPLACEABLE = {f"command:{used.name}": frozenset(used.replaceable) for used in USED if used.replaceable}
 #: Commands that only a fence needs. The finding about the fence says everything about them.
 _OF_FENCES = {f"command:{used.name}" for used in USED if used.fence}
 
@@ -86,9 +84,7 @@ def _diagnose_server(server: Server, client: Any, shard: int) -> ServerDiagnosis
 
 
 def _try_server(server: Server, client: Any, shard: int) -> ServerDiagnosis:
-    options: dict[str, Any] = client.connection_pool.connection_kwargs
-    project, simulations = key_patterns(server.keyspace.namespace)
-    who = Who(str(options.get("username") or "default"), project)
+    who, simulating = who_asks(server, client)
     in_cluster = isinstance(server.wire, ClusterWire)
     found: list[ServerFinding] = []
     said: Properties | None = None
@@ -100,7 +96,7 @@ def _try_server(server: Server, client: Any, shard: int) -> ServerDiagnosis:
     if not any(one.name in _HOPELESS for one in found):
         place = scratch(server, shard)
         try:
-            found = list(_tried(place, found, who, replace(who, keys=simulations), in_cluster))
+            found = list(_tried(place, found, who, simulating, in_cluster))
         except (RedisError, Unavailable, OSError) as error:
             found.append(of_connection(error, who))
         finally:
@@ -145,7 +141,7 @@ def _walked(place: Scratch, found: list[ServerFinding], who: Who, simulating: Wh
 
     Only a walk shows whether a part can do without a replaceable command.
     """
-    replaceable = [_REPLACEABLE.get(one.name, frozenset()) for one in found]
+    replaceable = [REPLACEABLE.get(one.name, frozenset()) for one in found]
     failing = {part for one, parts in zip(found, replaceable, strict=True) for part in one.parts - parts}
     perhaps = {part for one, parts in zip(found, replaceable, strict=True) for part in one.parts & parts}
     works: set[Part] = set()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from redis.exceptions import AuthenticationError, MovedError, NoPermissionError, ReadOnlyError
 
 from ratelimits.conf import conf
-from ratelimits.doctor.commands import USED
+from ratelimits.doctor.commands import USED, key_patterns
 from ratelimits.doctor.findings import ServerFinding
 from ratelimits.doctor.parts import Part
 from ratelimits.engine.refused import Reason, RefusedCommand, refused
+from ratelimits.engine.server import Server
 from ratelimits.usage.fence import NotFencedError
 
 
@@ -24,6 +26,13 @@ class Who:
     def right(self, acl: str) -> str:
         """Return the command that gives the user a right."""
         return f"ACL SETUSER {self.user} {acl}"
+
+
+def who_asks(server: Server, client: Any) -> tuple[Who, Who]:
+    """Return the user of the app, with the pattern of the project's Redis keys, and with that of simulations."""
+    user = str(client.connection_pool.connection_kwargs.get("username") or "default")
+    project, simulations = key_patterns(server.keyspace.namespace)
+    return Who(user, project), Who(user, simulations)
 
 
 def of_command(error: BaseException, command: str, parts: frozenset[Part], who: Who) -> ServerFinding | None:

@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ratelimits.conf import conf
 from ratelimits.doctor.commands import KEYS, USED, Used
-from ratelimits.doctor.errors import Who, of_command
+from ratelimits.doctor.errors import Who, of_command, who_asks
 from ratelimits.doctor.findings import ServerFinding, merged
 from ratelimits.doctor.parts import Part
-from ratelimits.doctor.scratch import TIME_TO_LIVE, Scratch, name_of
+from ratelimits.doctor.scratch import TIME_TO_LIVE, Scratch, name_of, scratch
+from ratelimits.engine.cluster.wire import ClusterWire
+from ratelimits.engine.server import Server
 
 #: Sends one command from a script. The keys come first in ARGV too, where the command needs them.
 _SENDS = "return redis.call(unpack(ARGV))"
 #: What the server does for the doctor itself: a refusal of these commands is reported by their own tries.
 _EXPIRES, _DELETES = "PEXPIRE", "UNLINK"
+
+
+#: Commands that parts may do without, with these parts. Only a walk shows whether they can.
+REPLACEABLE = {f"command:{used.name}": frozenset(used.replaceable) for used in USED if used.replaceable}
+
+
+def refused_commands(server: Server, client: Any, shard: int) -> list[ServerFinding]:
+    """Return a finding for each command that the server refuses, with the parts that cannot do without it.
+
+    This takes two round trips, since no part is walked. Nothing is left on the server.
+    """
+    place = scratch(server, shard)
+    try:
+        who, _simulating = who_asks(server, client)
+        found = refusals(place, who, cluster=isinstance(server.wire, ClusterWire))
+    finally:
+        place.clean()
+    return [replace(one, parts=one.parts - REPLACEABLE.get(one.name, frozenset())) for one in found]
 
 
 def refusals(scratch: Scratch, who: Who, *, cluster: bool) -> list[ServerFinding]:

@@ -13,6 +13,7 @@ from django.utils.translation import gettext as _
 
 from ratelimits import moments
 from ratelimits.conf import conf
+from ratelimits.doctor.needs import needed
 from ratelimits.doctor.properties import append_only, eviction
 from ratelimits.engine import memory
 from ratelimits.engine.program import MAX_LIMITS
@@ -119,10 +120,12 @@ def worst(found: list[Fact]) -> Level:
 
 
 def _redis_facts(redis: RedisState, has_billing_rule: bool) -> Iterator[Fact]:
-    refusal = next((server.refused for server in redis.servers if server.refused), None)
-    if redis.answers and refusal is not None:
-        word = _("answers, but refuses %(command)s") % {"command": refusal.command}
-        yield Fact("redis", _("Redis"), Level.AMBER, word, str(refusal))
+    refuses = [one for server in redis.servers for one in server.refuses]
+    if redis.answers and refuses:
+        commands = sorted({one.name.partition(":")[2] for one in refuses})
+        word = _("answers, but refuses %(command)s") % {"command": ", ".join(commands)}
+        level = Level.RED if any(one.parts & needed() for one in refuses) else Level.AMBER
+        yield Fact("redis", _("Redis"), level, word, " ".join(f"{one.why}. {one.mend}." for one in refuses))
     elif redis.answers:
         word = _("answers in %(ms)s ms") % {"ms": f"{redis.seconds * 1000:.1f}"}
         yield Fact("redis", _("Redis"), Level.GREEN, word)

@@ -13,10 +13,11 @@ import redis
 from redis.exceptions import BusyLoadingError, ResponseError
 
 from ratelimits.conf import conf
+from ratelimits.doctor.findings import ServerFinding
 from ratelimits.doctor.properties import Properties, properties
-from ratelimits.engine.keys import Keyspace
-from ratelimits.engine.refused import RefusedCommand, refused
-from ratelimits.engine.server import current_server
+from ratelimits.doctor.tries import refused_commands
+from ratelimits.engine.refused import refused
+from ratelimits.engine.server import Server, current_server
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class ServerState:
     open: int
     #: The number of sealed batches.
     sealed: int
-    #: What the server refused to tell.
-    refused: RefusedCommand | None = None
+    #: What the server refuses, as far as it was tried (see `RedisReading`).
+    refuses: tuple[ServerFinding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,10 @@ class RedisReading:
     reply, or for one node of a cluster. A thread that still waits ends later, after the timeouts of its socket.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, tries: bool = False) -> None:
+        """Begin to read. With `tries`, also try each command that the app sends, not only those of the reading."""
         self._started_at, self._messages = time.monotonic(), SimpleQueue[_Message]()
-        _start_thread(_ask_all, self._messages)
+        _start_thread(_ask_all, self._messages, tries)
 
     def state(self) -> RedisState:
         """Wait for the servers, and return the states of the servers that answered within TIMEOUT seconds."""
@@ -106,7 +108,7 @@ def _start_thread(target: Any, *arguments: Any) -> None:
     Thread(target=target, args=arguments, daemon=True, name="ratelimits-status").start()
 
 
-def _ask_all(messages: SimpleQueue[_Message]) -> None:
+def _ask_all(messages: SimpleQueue[_Message], tries: bool) -> None:
     """Find the servers, and ask each of them in its own thread. In a cluster, one node must first list all nodes."""
     try:
         server = current_server()
@@ -116,13 +118,16 @@ def _ask_all(messages: SimpleQueue[_Message]) -> None:
         return
     _put(messages, len(clients))
     for client, shards in clients[1:]:
-        _start_thread(_ask, client, server.keyspace, shards, messages)
+        _start_thread(_ask, client, server, shards, messages, tries)
     # This thread asks the first server.
     client, shards = clients[0]
-    _ask(client, server.keyspace, shards, messages)
+    _ask(client, server, shards, messages, tries)
 
 
-def _ask(client: redis.Redis, keyspace: Keyspace, shards: Sequence[int], messages: SimpleQueue[_Message]) -> None:
+def _ask(
+    client: redis.Redis, server: Server, shards: Sequence[int], messages: SimpleQueue[_Message], tries: bool
+) -> None:
+    keyspace = server.keyspace
     try:
         with client.pipeline(transaction=False) as pipeline:
             pipeline.info()
@@ -131,12 +136,13 @@ def _ask(client: redis.Redis, keyspace: Keyspace, shards: Sequence[int], message
                 pipeline.exists(keyspace.open(shard))
                 pipeline.llen(keyspace.sealed(shard))
             info, *replies = pipeline.execute(raise_on_error=False)
-        refusal = refused(info, "INFO") if isinstance(info, ResponseError) else None
+        hidden = isinstance(info, ResponseError) and refused(info, "INFO") is not None
         for failed in (reply for reply in replies if isinstance(reply, Exception)):
             raise failed
-        if isinstance(info, Exception) and refusal is None:
+        if isinstance(info, Exception) and not hidden:
             raise info
-        _put(messages, _state({} if refusal else info, replies, refusal))
+        refuses = refused_commands(server, client, shards[0]) if tries or hidden else ()
+        _put(messages, _state({} if hidden else info, replies, tuple(refuses)))
     except Exception as error:  # noqa: BLE001  (the page shows any error)
         _put(messages, error)
 
@@ -145,7 +151,7 @@ def _put(messages: SimpleQueue[_Message], message: int | ServerState | Exception
     messages.put((message, time.monotonic()))
 
 
-def _state(info: dict[str, Any], replies: list[Any], refusal: RefusedCommand | None) -> ServerState:
+def _state(info: dict[str, Any], replies: list[Any], refuses: tuple[ServerFinding, ...]) -> ServerState:
     # The replies to the three commands of each shard, in the order in which `_ask` sends them.
     heads, open_batches, sealed_batches = replies[::3], replies[1::3], replies[2::3]
     # A head begins with the version of the rules.
@@ -155,5 +161,5 @@ def _state(info: dict[str, Any], replies: list[Any], refusal: RefusedCommand | N
         version=max(versions, default=0),
         open=sum(open_batches),
         sealed=sum(sealed_batches),
-        refused=refusal,
+        refuses=refuses,
     )

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import redis
 from django.db import connection
 from django.test import override_settings
 from django.utils import timezone
@@ -35,6 +36,7 @@ from ratelimits.usage.seal import seal
 from tests.support.entry_points import away
 from tests.support.plain import PLAIN
 from tests.support.raw import RawRedis
+from tests.support.restricted import USER, restricted
 from tests.support.rows import rule, unsaved
 from tests.support.usage.traffic import use
 
@@ -346,3 +348,16 @@ def test_a_task_that_never_ran_is_not_due_until_its_interval_has_passed_since_th
 )
 def test_an_age_has_the_unit_that_fits(seconds: float, text: str) -> None:
     assert ago(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("right", "level", "command"), [("-hset", Level.RED, "HSET"), ("-script", Level.AMBER, "SCRIPT LOAD")]
+)
+def test_a_refused_command_is_named_with_the_right(
+    redis_client: redis.Redis, redis_url: str, right: str, level: Level, command: str
+) -> None:
+    """The command is red if something that the project needs does not work without it."""
+    with restricted(redis_client, redis_url, right):
+        shown = next(fact for fact in facts(RedisReading(tries=True)) if fact.name == "redis")
+    assert (shown.level, shown.word) == (level, f"answers, but refuses {command}")
+    assert f"ACL SETUSER {USER} +{command.lower().replace(' ', '|')}" in shown.detail

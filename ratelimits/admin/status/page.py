@@ -57,7 +57,7 @@ class StatusAdmin(ReadOnlyAdmin):
             raise PermissionDenied
         chosen = "month" if request.GET.get("window") == "month" else "day"
         window = WINDOWS[chosen](int(time.time()))
-        reading = RedisReading()
+        reading = RedisReading(tries=True)
         usage = usage_over_time(window, request.GET.get("meter", ""))
         all_facts = facts(reading)
         links = _Links(self.admin_site, request)
