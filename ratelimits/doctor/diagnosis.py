@@ -32,6 +32,8 @@ _ATTEMPTS = 3
 _PASSING = {"connection", "lost"}
 #: With one of these, each command fails for the same reason: no other command is tried.
 _HOPELESS = {"replica", "several", "cluster", "connection", "login"}
+#: What does harm only later: now all parts work, and a walk can find more.
+_LATER = {"evicts"}
 #: Commands that only a fence needs. The finding about the fence says everything about them.
 _OF_FENCES = {f"command:{used.name}" for used in USED if used.fence}
 
@@ -141,9 +143,9 @@ def _walked(place: Scratch, found: list[ServerFinding], who: Who, simulating: Wh
 
     Only a walk shows whether a part can do without a replaceable command.
     """
-    replaceable = [REPLACEABLE.get(one.name, frozenset()) for one in found]
-    failing = {part for one, parts in zip(found, replaceable, strict=True) for part in one.parts - parts}
-    perhaps = {part for one, parts in zip(found, replaceable, strict=True) for part in one.parts & parts}
+    known = [one for one in found if one.name not in _LATER]
+    failing = {part for one in known for part in one.parts - _replaceable(one)}
+    perhaps = {part for one in known for part in one.parts & _replaceable(one)}
     works: set[Part] = set()
     new: dict[Part, ServerFinding] = {}
     for part in Part:
@@ -164,8 +166,13 @@ def _walked(place: Scratch, found: list[ServerFinding], who: Who, simulating: Wh
     fenced = not any(one.name == "fence" for one in new.values())
     for one in found:
         if fenced or one.name not in _OF_FENCES:
-            yield replace(one, parts=one.parts - works)
+            yield replace(one, parts=one.parts - (works & _replaceable(one)))
     yield from new.values()
+
+
+def _replaceable(found: ServerFinding) -> frozenset[Part]:
+    """Return the parts that may do without what is missing."""
+    return REPLACEABLE.get(found.name, frozenset())
 
 
 def _of_walk(error: Exception, part: Part, who: Who) -> ServerFinding:

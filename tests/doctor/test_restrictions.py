@@ -83,6 +83,16 @@ def test_each_unsuitable_setting_is_named(redis_client: redis.Redis) -> None:
     assert wrong == []
 
 
+def test_a_policy_that_evicts_hides_no_other_finding(redis_client: redis.Redis, redis_url: str) -> None:
+    with (
+        settings_of_server(redis_client, maxmemory_policy="allkeys-lru"),
+        user(redis_client, *ALL, "-config"),
+        connected(redis_url, USER),
+    ):
+        one = only()
+    assert {found.name: Part.BILLS in found.parts for found in one.findings} == {"evicts": True, "fence": True}
+
+
 def test_keys_that_cannot_be_deleted_expire(redis_client: redis.Redis, redis_url: str) -> None:
     with user(redis_client, *ALL, "-unlink"), connected(redis_url, USER):
         only()
