@@ -30,7 +30,7 @@ def behind_address(scratch: Scratch) -> Iterator[ServerFinding]:
         for _number in range(CONNECTIONS):  # all stay open, so each is another connection
             client = stack.enter_context(redis.Redis(connection_pool=pool, single_connection_client=True))
             stack.callback(pool.disconnect, inuse_connections=False)
-            runs.add(read_run(client))
+            runs.add(read_run(client, key))
             try:
                 client.eval(_WRITE, 1, key, TIME_TO_LIVE)
             except ResponseError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import AuthenticationError, MovedError, NoPermissionError, ReadOnlyError
+from redis.exceptions import AuthenticationError, MovedError, NoPermissionError, ReadOnlyError, ResponseError
 
 from ratelimits.conf import conf
 from ratelimits.doctor.commands import USED, key_patterns
@@ -117,6 +117,13 @@ def of_connection(error: Exception, who: Who) -> ServerFinding:
         found = refused(error)
         if found is not None:
             return of_refusal(found, frozenset(Part), who)
+    if isinstance(error, ResponseError):
+        return ServerFinding(
+            "answer",
+            frozenset(Part),
+            f"The server answers a command that each part of the app sends with an error: {error}",
+            "Look at this message, and at the page of the server's kind in docs/servers.md.",
+        )
     return ServerFinding(
         "connection",
         frozenset(Part),

@@ -19,6 +19,8 @@ from ratelimits.engine.resp import resp
 UNREADABLE = "unreadable:"
 #: The script that returns the run of the server.
 SCRIPT = scripts.script(scripts.text("run") + "\nreturn server_run()")
+#: How Amazon ElastiCache Serverless refuses a script without a Redis key.
+_KEYLESS = "scripts without any input keys"
 #: The command that asks for the run: the first command on each connection.
 ASK_RUN = resp(b"EVAL", SCRIPT.text, b"0")
 
@@ -31,17 +33,23 @@ def run_of(reply: bytes | str) -> str:
 def run_after(error: ResponseError) -> str:
     """Return the run if the server answers `ASK_RUN` with this error. Raise the error if it refuses no command.
 
-    A server that refuses EVAL can still decide by EVALSHA.
+    A server that refuses EVAL can still decide by EVALSHA. Some servers refuse only scripts without a Redis key, as
+    `ASK_RUN` is one.
     """
-    if refused(error) is None:
+    if refused(error) is None and _KEYLESS not in str(error):
         raise error
     return UNREADABLE
 
 
-def read_run(client: redis.Redis) -> str:
-    """Return the run of the client's server. Raise redis.exceptions.RedisError if the server does not answer."""
+def read_run(client: redis.Redis, key: str | None = None) -> str:
+    """Return the run of the client's server. Raise redis.exceptions.RedisError if the server does not answer.
+
+    `key` is any Redis key of the app on this server. It is neither read nor written. Without it, some servers refuse
+    the script, and the run is unreadable.
+    """
+    keys = [] if key is None else [key]
     try:
-        reply: Any = client.eval(SCRIPT.text.decode(), 0)
+        reply: Any = client.eval(SCRIPT.text.decode(), len(keys), *keys)
     except ResponseError as error:
         return run_after(error)
     return run_of(reply)

@@ -116,9 +116,9 @@ def _live_runs(server: Server, listed: PendingBatches, states: Iterable[ShardSta
     """
     runs = {listed.run: LiveRun(listed.up_since)}
     if any(state.run != listed.run for state in states):
-        for client, _shards in server.wire.servers(server.keyspace, range(server.keyspace.shards)):
+        for client, shards in server.wire.servers(server.keyspace, range(server.keyspace.shards)):
             with suppress(RedisError):
-                run = read_run(client)
+                run = read_run(client, server.keyspace.head(shards[0]))
                 runs.setdefault(run, LiveRun())
                 info: Any = client.info()
                 runs[run] = runs[run]._replace(server="Valkey" if "valkey_version" in info else "Redis")

@@ -109,7 +109,7 @@ def _check_and_wait(server: Server, run: str, shard: int, deadline: float | None
     with redis.Redis(connection_pool=client.connection_pool, single_connection_client=True) as connection:
         try:
             promise = _WAITS[conf.FENCE](connection, run, key, deadline)
-            _check_run(connection, run)
+            _check_run(connection, run, key)
         except ResponseError as error:
             raise (_refusal(error) or error) from error
     return promise if run != UNREADABLE else f"{promise}{RUN_UNREADABLE}"
@@ -123,7 +123,7 @@ def _refusal(error: ResponseError, command: str = "") -> NotFencedError | None:
 
 def _wait_for_file(connection: redis.Redis, run: str, key: str, deadline: float | None) -> str:
     """Wait for the fsync of the append-only file. Return the fsync policy."""
-    _checked_info(connection, run)
+    _checked_info(connection, run, key)
     policy, suspended_in_rewrite = _policy(connection)
     if policy == "no":
         raise NotFencedError(f"appendfsync is 'no': set it to everysec or always. {_OTHER_FENCES}")
@@ -138,7 +138,7 @@ def _wait_for_file(connection: redis.Redis, run: str, key: str, deadline: float 
         _write_key(connection, key)
     else:
         _wait_for_fsync(connection, run, key, deadline)
-    _checked_info(connection, run)
+    _checked_info(connection, run, key)
     return policy
 
 
@@ -216,8 +216,8 @@ def _ask_until(ask: Callable[..., Any], *numbers: int, deadline: float) -> bool:
             return False
 
 
-def _check_run(connection: redis.Redis, run: str) -> None:
-    now = read_run(connection)
+def _check_run(connection: redis.Redis, run: str, key: str) -> None:
+    now = read_run(connection, key)
     if now == run:
         return
     if UNREADABLE in (now, run):
@@ -225,13 +225,13 @@ def _check_run(connection: redis.Redis, run: str) -> None:
     raise NotFencedError("the server was restarted or replaced since the batches were read: drain again")
 
 
-def _checked_info(connection: redis.Redis, run: str) -> dict[str, Any]:
+def _checked_info(connection: redis.Redis, run: str, key: str) -> dict[str, Any]:
     """Return the server's INFO. Raise NotFencedError if INFO shows no append-only file that works.
 
     Raise it also if the server is in another run.
     """
     info: dict[str, Any] = connection.info()
-    _check_run(connection, run)  # after INFO, so that INFO is from this run
+    _check_run(connection, run, key)  # after INFO, so that INFO is from this run
     if "aof_enabled" not in info:
         raise NotFencedError(f"INFO does not say whether the server keeps an append-only file. {_OTHER_FENCES}")
     if not info["aof_enabled"]:
@@ -284,7 +284,7 @@ def _wait_for_fsync(connection: redis.Redis, run: str, key: str, deadline: float
     rewrites = None
     while True:
         looked_at = time.monotonic()
-        info = _checked_info(connection, run)
+        info = _checked_info(connection, run, key)
         idle = not info.get("aof_pending_bio_fsync") and not _may_close_unseen(info)
         if not key_written or info.get("aof_rewrites") != rewrites:
             idle_since, loop_turned = None, False

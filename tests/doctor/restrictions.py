@@ -97,11 +97,13 @@ class Hosted(NamedTuple):
     denied    what its users may not send. They may send everything else
     fence     the value of RATELIMITS["FENCE"] that fits
     settings  settings of the server
+    keyless   whether scripts without a Redis key are refused
     """
 
     denied: str
     fence: str
     settings: dict[str, str] = {}
+    keyless: bool = False
 
 
 _AWS = "-bgrewriteaof -bgsave -config -debug -migrate -replicaof -save -slaveof -shutdown -sync"
@@ -109,6 +111,7 @@ _OCI = "-acl -bgrewriteaof -bgsave -cluster -config +config|get -debug -migrate 
 #: The emulated rows of the table in docs/servers.md, by their names.
 HOSTED = {
     "Amazon ElastiCache, nodes": Hosted(_AWS, "window", {"appendonly": "no"}),
+    "Amazon ElastiCache Serverless": Hosted(_AWS, "window", {"appendonly": "no"}, keyless=True),
     "Amazon MemoryDB": Hosted(f"{_AWS} -acl -module -psync", "durable"),
     "Google Memorystore for Redis": Hosted(
         "-acl -bgrewriteaof -bgsave -client -cluster -command -config -debug -lastsave -migrate -monitor -object",

@@ -13,8 +13,10 @@ from django.test import override_settings
 from ratelimits.doctor.diagnosis import diagnose
 from ratelimits.doctor.parts import Part
 from ratelimits.embedded import EmbeddedServer
+from tests.doctor.keyless import KeylessRefused
 from tests.doctor.restrictions import HOSTED, USER, connected, settings_of_server, user
-from tests.support.servers import server_binary
+from tests.support.engine.proxy import Proxy
+from tests.support.servers import TestServers, server_binary
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "servers.md"
 
@@ -45,15 +47,16 @@ def outcome(fence: str) -> str:
     return f'`"{fence}"`: {"nothing works" if len(failing) == len(Part) else result}'
 
 
-def test_the_emulated_rows_say_what_the_doctor_finds(redis_client: redis.Redis, redis_url: str) -> None:
+def test_the_emulated_rows_say_what_the_doctor_finds(redis_client: redis.Redis, servers: TestServers) -> None:
     listed = re.findall(r"^\| ([^|]+) \| [^|]+ \| ([^|]+) \| ([^|]+) \|$", PAGE.read_text(), re.MULTILINE)
     rows = {name: (first, second) for name, first, second in listed}
     differing = []
     for name, hosted in HOSTED.items():
         with (
+            (KeylessRefused if hosted.keyless else Proxy)(servers.redis.port) as proxy,
             settings_of_server(redis_client, **hosted.settings),
             user(redis_client, "~*", "+@all", *hosted.denied.split()),
-            connected(redis_url, USER),
+            connected(proxy.url, USER),
         ):
             found = outcome("aof"), outcome(hosted.fence)
         if rows.get(name) != found:
