@@ -20,9 +20,10 @@ from hypothesis import settings as hypothesis_settings
 from tests.support import forked
 from tests.support.below import SITE, serve_below_site
 from tests.support.eventually import until
-from tests.support.garbage import collect_garbage
+from tests.support.garbage import collect_garbage, collect_rarely
 from tests.support.servers import TestServers
 
+collect_rarely()
 # This is not a fixture, because Django's settings name the servers and test modules import models. For the same
 # reason pyproject.toml does not name the settings: pytest-django would read them before this file.
 if settings.configured:
