@@ -21,12 +21,13 @@ _MOST = 150
 
 def tab_to(wanted: Locator) -> None:
     """Press Tab until the wanted element has the focus, and check that it shows the focus."""
-    page = wanted.page
+    # The element is looked for once: its role and name take the browser longer than a press of Tab.
+    page, element = wanted.page, wanted.element_handle()
     for _press in range(_MOST):
         page.keyboard.press("Tab")
-        if wanted.evaluate("element => element === document.activeElement"):
+        if element.evaluate("element => element === document.activeElement"):
             # A ring, or a darker border, as Django's inputs have.
-            assert wanted.evaluate("element => element.matches(':focus-visible')")
+            assert element.evaluate("element => element.matches(':focus-visible')")
             return
     raise AssertionError(f"{wanted} cannot be reached")
 
