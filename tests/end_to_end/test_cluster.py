@@ -1072,23 +1072,31 @@ def test_requests_with_prefetched_permits_are_counted_on_the_node_of_their_accou
     assert decision.remaining == 500 - 100 - 1
 
 
-def test_connections_that_were_dropped_while_they_were_idle_are_replaced(nodes: Cluster) -> None:
+@contextmanager
+def through_proxies(nodes: Cluster) -> Iterator[list[Proxy]]:
+    """Let the app reach each of the empty nodes by a proxy."""
     nodes.empty()
-    some = spread(nodes)
     with ExitStack() as stack:
-        proxies = {server.port: stack.enter_context(Proxy(server.port)) for server in nodes.servers}
+        proxies = [stack.enter_context(Proxy(server.port)) for server in nodes.servers]
+        ports = dict(zip([server.port for server in nodes.servers], proxies, strict=True))
 
         def remap(address: tuple[str, int]) -> tuple[str, int]:
-            return address[0], proxies[address[1]].port if address[1] in proxies else address[1]
+            return address[0], ports[address[1]].port if address[1] in ports else address[1]
+
+        with nodes.settings(REDIS_CLIENT_KWARGS={"address_remap": remap}):
+            yield proxies
+
+
+def test_connections_that_were_dropped_while_they_were_idle_are_replaced(nodes: Cluster) -> None:
+    some = spread(nodes)
+    with through_proxies(nodes) as proxies, asyncio.Runner() as runner:
 
         def drop() -> int:
             for node in current_server().wire._nodes.values():  # type: ignore[attr-defined]
                 node._pool.ages.wait = 0.05
                 let_be_idle(node, 2 * IDLE)
-            return sum(proxy.forget() for proxy in proxies.values())
+            return sum(proxy.forget() for proxy in proxies)
 
-        runner = stack.enter_context(asyncio.Runner())
-        stack.enter_context(nodes.settings(REDIS_CLIENT_KWARGS={"address_remap": remap}))
         for ask in (
             lambda: engine.decide(some, account=ACCOUNT),
             lambda: runner.run(engine.adecide(some, account=ACCOUNT)),
@@ -1096,6 +1104,27 @@ def test_connections_that_were_dropped_while_they_were_idle_are_replaced(nodes: 
             before = ask().remaining
             assert drop() >= NODES
             assert ask().remaining == before - 1
+
+
+def test_the_slots_of_a_node_that_stays_away_are_found_on_another_node(nodes: Cluster) -> None:
+    """No request asks a node that is away, so none is told that another node has the slots now."""
+    shard_of_account = home(ACCOUNT)
+
+    def decided() -> bool:
+        try:
+            return engine.decide([limit(key="user:1")], account=ACCOUNT).allowed
+        except NotSent:
+            return False
+
+    with through_proxies(nodes) as proxies:
+        assert decided()
+        away = proxies[nodes.node_of(shard_of_account)]
+        away.cut.set()
+        away.use(nodes.servers[nodes.node_of(shard_of_account)].port)  # ends its connections
+        until(lambda: not decided() and prober.is_active(), "its breaker is open")
+        assert not decided()
+        with nodes.moved(shard_of_account):
+            until(decided, "the node that has the slot now is found")
 
 
 @pytest.mark.parametrize("provider", [Provider, Streaming])

@@ -87,16 +87,22 @@ class _Node(Wire):
     Each node has its own breaker, so a failing node does not stop calls to other nodes.
     """
 
-    def __init__(self, pool: Any, timeout: float) -> None:
+    def __init__(self, pool: Any, timeout: float, is_away: Callable[[], None]) -> None:
         self._open(pool, timeout)
+        #: Called at each probe that fails, about once a second.
+        self._is_away = is_away
         self.breaker = Breaker(probe=self.probe)
 
     def probe(self) -> None:
         """Raise an error also if the node has started, but does not answer for its slots yet."""
-        super().probe()
-        state = self._asked("CLUSTER", "INFO")
-        if state is not None and "cluster_state:ok" not in state:
-            raise NotSent("the node does not serve its slots yet")
+        try:
+            super().probe()
+            state = self._asked("CLUSTER", "INFO")
+            if state is not None and "cluster_state:ok" not in state:
+                raise NotSent("the node does not serve its slots yet")
+        except BaseException:
+            self._is_away()
+            raise
 
 
 class ClusterWire(Wire):
@@ -141,8 +147,12 @@ class ClusterWire(Wire):
                     host, port = address
                     kwargs = {**self._example_pool.connection_kwargs, "host": host, "port": port}
                     pool = redis.ConnectionPool(connection_class=self._example_pool.connection_class, **kwargs)
-                    node = self._nodes[address] = _Node(pool, self._timeout)
+                    node = self._nodes[address] = _Node(pool, self._timeout, self._forget_owners)
         return node
+
+    def _forget_owners(self) -> None:
+        """Let the next call ask for the slots: perhaps another node has those of a node that does not answer."""
+        self._owners = None
 
     def _candidates(self) -> list[Address]:
         """Return the nodes to ask for the slots, the best node first.

@@ -6,11 +6,12 @@ import asyncio
 import importlib.util
 import weakref
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
+import redis
 
-from ratelimits.embedded import EmbeddedServer as RunningServer
 from ratelimits.engine.transport.ages import LIFETIME
 from ratelimits.engine.transport.connection import NotSent
 from ratelimits.engine.transport.credentials import follow
@@ -18,6 +19,7 @@ from ratelimits.engine.transport.wire import Wire
 from tests.support.engine.rotating import Callers, Provider, Streaming, Users
 from tests.support.engine.saying import WHO, say
 from tests.support.garbage import collect_garbage
+from tests.support.servers import TestServers
 
 INCREASE = say(b"INCR", b"counter")
 POOLS: dict[str, dict[str, Any]] = {
@@ -26,17 +28,26 @@ POOLS: dict[str, dict[str, Any]] = {
 }
 
 
+_names = count()
+
+
+@pytest.fixture
+def own_url(redis_url: str, redis_client: redis.Redis) -> str:
+    """Return a URL of the session's empty server. django-redis stores pools by URL, so each test has its own."""
+    return f"{redis_url}?client_name=test-{next(_names)}"
+
+
 @pytest.fixture(params=[Provider, Streaming])
-def users(request: pytest.FixtureRequest, own_server: RunningServer) -> Iterator[Users]:
-    made = Users([own_server.port], request.param())
+def users(request: pytest.FixtureRequest, servers: TestServers) -> Iterator[Users]:
+    made = Users([servers.redis.port], request.param())
     yield made
     made.close()
 
 
 @pytest.fixture(params=POOLS)
-def wire(request: pytest.FixtureRequest, opened: Callable[..., Wire], own_server: RunningServer, users: Users) -> Wire:
+def wire(request: pytest.FixtureRequest, opened: Callable[..., Wire], own_url: str, users: Users) -> Wire:
     kwargs = {"credential_provider": users.provider}
-    return opened(own_server.url, CONNECTION_POOL_KWARGS=kwargs, **POOLS[request.param])
+    return opened(own_url, CONNECTION_POOL_KWARGS=kwargs, **POOLS[request.param])
 
 
 def test_a_password_changes_under_load_and_each_call_has_a_reply(wire: Wire, users: Users) -> None:
@@ -77,10 +88,10 @@ def test_credentials_that_change_after_the_provider_was_asked_are_asked_for_agai
 
 
 def test_credentials_that_come_while_a_connection_is_made_are_those_of_the_next_call(
-    opened: Callable[..., Wire], own_server: RunningServer
+    opened: Callable[..., Wire], own_url: str, servers: TestServers
 ) -> None:
     """A token manager of redis-py gets its second token before it gives out its first one."""
-    users = Users([own_server.port], Streaming())
+    users = Users([servers.redis.port], Streaming())
     provider, who = users.provider, say(b"ACL", b"WHOAMI")
 
     class Hasty(Streaming):
@@ -93,7 +104,7 @@ def test_credentials_that_come_while_a_connection_is_made_are_those_of_the_next_
         async def get_credentials_async(self) -> tuple[str, str]:
             return self.get_credentials()
 
-    wire = opened(own_server.url, CONNECTION_POOL_KWARGS={"credential_provider": Hasty()})
+    wire = opened(own_url, CONNECTION_POOL_KWARGS={"credential_provider": Hasty()})
     assert [wire.call(who, b"") for _ in range(2)] == [b"app-1", b"app-2"]
     with asyncio.Runner() as runner:
         assert [runner.run(wire.acall(who, b"")) for _ in range(2)] == [b"app-3", b"app-4"]
@@ -143,15 +154,15 @@ def test_all_connections_of_a_process_hear_of_it_although_the_provider_calls_one
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_token_manager_of_redis_py_renews_the_connections(
-    opened: Callable[..., Wire], own_server: RunningServer, is_async: bool
+    opened: Callable[..., Wire], own_url: str, servers: TestServers, is_async: bool
 ) -> None:
     if importlib.util.find_spec("redis.auth") is None:
         return  # before version 5.3 of redis-py there are no token managers
     from tests.support.engine.tokens import Tokens
 
-    tokens = Tokens(own_server.port)
+    tokens = Tokens(servers.redis.port)
     seen: set[Any] = set()
-    wire = opened(own_server.url, CONNECTION_POOL_KWARGS={"credential_provider": tokens})
+    wire = opened(own_url, CONNECTION_POOL_KWARGS={"credential_provider": tokens})
     who = say(b"ACL", b"WHOAMI")
     with asyncio.Runner() as runner:
         try:

@@ -146,14 +146,14 @@ class TestDroppedWithoutAWord:
             assert (proxy.count(b"INCR"), ask.wire._pool.ages.oldest) == (2, OLDEST)
 
     def test_a_user_who_may_not_send_ping_has_an_answer_too(
-        self, asking: Callable[..., Asker], own_server: RunningServer
+        self, asking: Callable[..., Asker], proxy: Proxy, redis_client: redis.Redis
     ) -> None:
-        with redis.Redis(port=own_server.port) as admin:
-            admin.execute_command("ACL", "SETUSER", "few", "on", ">secret", "allkeys", "+@all", "-ping")
-        with asking(own_server.url.replace("redis://", "redis://few:secret@")) as ask:
+        redis_client.execute_command("ACL", "SETUSER", "few", "on", ">secret", "allkeys", "+@all", "-ping")
+        with asking(proxy.url.replace("redis://", "redis://few:secret@")) as ask:
             first = ask(WHO)
             let_be_idle(ask.wire, 2 * IDLE)
-            assert ask(WHO) == first
+            assert (ask(WHO), proxy.count(b"PING")) == (first, 1)
+        redis_client.execute_command("ACL", "DELUSER", "few")
 
     def test_the_commands_of_seal_and_drain_have_such_connections_too(
         self, opened: Callable[..., Wire], proxy: Proxy

@@ -30,6 +30,10 @@ class _Identity(IdentityProviderInterface):
         now = 1000 * time.time()
         return SimpleToken("secret", now + TTL, now, {"oid": self.issued[-1]})
 
+    def stop(self) -> None:
+        self._admin.execute_command("ACL", "DELUSER", *self.issued)
+        self._admin.close()
+
 
 class Tokens(StreamingCredentialProvider):
     def __init__(self, port: int) -> None:
@@ -67,4 +71,4 @@ class Tokens(StreamingCredentialProvider):
 
     def stop(self) -> None:
         self._manager.stop()
-        self._identity._admin.close()
+        self._identity.stop()
