@@ -13,7 +13,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from ratelimits.models import Account, Adjustment, Batch, DurabilityGap, Line, Report, ShardState
+from ratelimits.models import Account, Adjustment, Batch, DurabilityGap, Line, PeriodUsage, Report, ShardState
 from ratelimits.reports.closing.close import finalise, home_shard
 from ratelimits.reports.closing.open_periods import NotForcedError, force, open_periods
 from ratelimits.reports.verify.report import verify_report
@@ -265,3 +265,14 @@ def test_the_command_says_how_many_periods_still_run_if_none_is_over() -> None:
     with CaptureQueriesContext(connection) as many:
         assert said() == "No period that has ended is still open. Periods that still run: 21.\n"
     assert len(many) == len(few)
+
+
+def test_an_account_whose_periods_cannot_be_read_hides_no_other_account() -> None:
+    for name in ("acme", "other"):
+        spend(account(name), "2026-10-15", 5)
+    flow()
+    PeriodUsage.objects.filter(account="acme").update(period=2**62, period_end=1)
+    acme, other = open_periods(at("2026-12-01"))
+    assert (acme.account, acme.why[:21]) == ("acme", "the moment is outside")
+    assert other.units == {"requests": 5}
+    assert [report.account for report in close("2026-12-02")] == ["other"]
