@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ratelimits.algorithms import typed_numbers
 from ratelimits.algorithms.parsing import MAX_PERMITS
 from ratelimits.algorithms.typed_numbers import Mistyped
+from ratelimits.models.ledger.sums import MAX_TOTAL
 from ratelimits.pricing import money
 
 #: A message shows at most this many characters of a value. A longer value is cut.
@@ -54,6 +55,10 @@ def _is_number(value: Any) -> bool:
 _TEXT = FieldType("a text", is_text)
 _NAME = FieldType("a text that is not empty", lambda value: is_text(value) and value != "")
 _WHOLE_NUMBER = FieldType(f"a whole number from 0 to {MAX_PERMITS}", _is_whole)
+#: A plan can include more units than one request can take, for example bytes.
+_QUANTITY = FieldType(
+    f"a whole number from 0 to {MAX_TOTAL}", lambda value: type(value) is int and -MAX_TOTAL <= value <= MAX_TOTAL
+)
 _NUMBER = FieldType(f"a number from 0 to {MAX_PERMITS}", _is_number)
 # A valid text, such as "10/5min", is replaced by numbers before the types are checked. So only numbers are accepted.
 _RATE = FieldType(f'a number from 0 to {MAX_PERMITS}, or a text such as "10/5min"', _is_number)
@@ -142,8 +147,8 @@ def plan_type_problems(slug: str, plan: dict[str, Any]) -> Iterator[str]:
     for meter, quantity in plan.get("includes", {}).items():
         if not _NAME.accepts(meter):
             yield f"a meter must be {_NAME.description}, not {as_json(meter)}"
-        if not _WHOLE_NUMBER.accepts(quantity):
-            yield f"includes of {as_json(meter)} must be {_WHOLE_NUMBER.description}, not {as_json(quantity)}"
+        if not _QUANTITY.accepts(quantity):
+            yield f"includes of {as_json(meter)} must be {_QUANTITY.description}, not {as_json(quantity)}"
     if "currency" in plan and not _TEXT.accepts(plan["currency"]):
         yield f"currency must be {_TEXT.description}, not {as_json(plan['currency'])}"
     for meter, price in plan.get("prices", {}).items():

@@ -53,6 +53,7 @@ class TestRulesAsCode:
     def test_what_was_dumped_loads_as_the_same(self, tmp_path: Path) -> None:
         plan = Plan.objects.create(name="Pro", slug="pro")
         PlanInclusion.objects.create(plan=plan, meter="tokens", quantity=5)
+        PlanInclusion.objects.create(plan=plan, meter="bytes", quantity=2**63 - 1)
         rule(rate="0.9", initial="3", max_wait="1.5", scope="search:POST", on_failure="local")
         rule(plan=plan, algorithm="calendar_window", timezone="Europe/Paris", anchor="2026-01-31T06:00", bills=True)
         rule("window", algorithm="sliding_window", sub_windows=6, weighted=True, mode="shadow", key_kind="ip")
@@ -76,7 +77,7 @@ class TestRulesAsCode:
         plan = Plan.objects.create(name="Pro", slug="pro", currency="EUR")
         tiers = "1000: 0.1\nmore: 0.05 + 5"
         PlanPrice.objects.create(plan=plan, meter="requests", pricing="graduated", tiers=tiers, minimum=Decimal("20.5"))
-        PlanPrice.objects.create(plan=plan, meter="tokens", unit_price=Decimal("0.0000000001"))
+        PlanPrice.objects.create(plan=plan, meter="tokens", unit_price=Decimal("0.000000000084"), fees_due="report")
         text = run("ratelimits_rules", "dump")
         assert json.loads(text)["plans"]["pro"] == {
             "name": "Pro",
@@ -84,7 +85,7 @@ class TestRulesAsCode:
             "currency": "EUR",
             "prices": {
                 "requests": {"pricing": "graduated", "tiers": tiers.splitlines(), "minimum": "20.5"},
-                "tokens": {"pricing": "per_unit", "unit_price": "0.0000000001"},
+                "tokens": {"pricing": "per_unit", "unit_price": "0.000000000084", "fees_due": "report"},
             },
         }
         (path := tmp_path / "rules.json").write_text(text, encoding="utf-8")
