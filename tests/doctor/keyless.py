@@ -7,7 +7,7 @@ from typing import Any
 
 import hiredis
 
-from tests.support.engine.proxy import Proxy
+from tests.support.engine.proxy import Pair, Proxy
 
 #: The script that answers in the place of a refused one.
 _REFUSES = b"return redis.error_reply('ERR Lua scripts without any input keys are not supported.')"
@@ -38,8 +38,8 @@ class _Rewritten:
 class KeylessRefused(Proxy):
     """Forward commands. A script without keys is replaced by one that returns the error of such servers."""
 
-    def _forward(self, source: socket.socket, target: socket.socket, requests: bool) -> None:
-        super()._forward(_Rewritten(source) if requests else source, target, requests)  # type: ignore[arg-type]
+    def _forward(self, source: socket.socket, target: socket.socket, pair: Pair, requests: bool) -> None:
+        super()._forward(_Rewritten(source) if requests else source, target, pair, requests)  # type: ignore[arg-type]
 
 
 def _packed(command: Any) -> bytes:

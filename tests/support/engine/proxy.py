@@ -10,7 +10,7 @@ from types import TracebackType
 from tests.support.eventually import PATIENCE
 
 
-class _Pair:
+class Pair:
     """The two ends of a connection: when bytes last came, whether any came, and whether the proxy swallows them."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Proxy:
         self._flowing = threading.Event()
         self._flowing.set()
         self._sockets: list[socket.socket] = []
-        self._pairs: list[_Pair] = []
+        self._pairs: list[Pair] = []
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self.sent = b""
@@ -115,7 +115,7 @@ class Proxy:
                 client.close()
                 continue
             self._sockets += [client, server]
-            pair = _Pair()
+            pair = Pair()
             with self._lock:
                 self._pairs.append(pair)
                 self.connections += 1
@@ -128,7 +128,7 @@ class Proxy:
             data = data.replace(old, new)
         return data
 
-    def _passes(self, pair: _Pair, data: bytes, requests: bool) -> bool:
+    def _passes(self, pair: Pair, data: bytes, requests: bool) -> bool:
         """Note bytes that came. Return whether they are forwarded."""
         with self._lock:
             pair.used = time.monotonic()
@@ -138,7 +138,7 @@ class Proxy:
                 self.sent += data
             return not pair.forgotten
 
-    def _forward(self, source: socket.socket, target: socket.socket, pair: _Pair, requests: bool) -> None:
+    def _forward(self, source: socket.socket, target: socket.socket, pair: Pair, requests: bool) -> None:
         try:
             while data := source.recv(65536):
                 if not self._passes(pair, data, requests):
