@@ -152,7 +152,7 @@ def test_late_usage_that_fills_a_total_leaves_its_report_as_it_is() -> None:
         arrive(account, {"an": 1, "au": 5})
     tally()
     closed("2026-11-02")
-    overflow(full)
+    arrive(full, {"an": 1, "au": MAX_TOTAL - 5})  # a line could state this, but the total is full now
     arrive(other, {"an": 1, "au": 1})
     tally()
     closed("2026-11-03")
