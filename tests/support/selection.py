@@ -2,6 +2,7 @@
 
 Without options, a run that names no tests is quick: it has the fast tests and a few of each kind of slow test.
 `--complete` runs all tests that need only Python packages, and `--rest` those of them that a quick run leaves out.
+`--borders` runs those whose result can depend on the server or the database: for a run with others than usual.
 """
 
 from __future__ import annotations
@@ -145,13 +146,48 @@ SAMPLE = (
     "without/test_projects.py::test_a_project_without_it_works[admin]",
     "without/test_projects.py::test_a_project_without_it_works[everything]",
 )
+#: The folders, modules and tests of what speaks to the server or the database.
+BORDERS = (
+    "algorithms/test_calendar.py::TestWindows",
+    "as_code",
+    "chaos/test_faults.py::test_a_fault_breaks_no_promise[postgres_away]",
+    "engine",
+    "models",
+    "quota/prefetch/test_permits.py",
+    "quota/refusals",
+    "reports",
+    "rules",
+    "simulate/test_batch.py",
+    "usage",
+    "without/test_projects.py::test_a_project_without_it_works[admin]",
+)
+#: Modules and tests of them that say the same on any server and database. They compare results of one server, bring
+#: databases of their own, do what a page says, or draw cases at random for what these servers do not compute.
+ALIKE = (
+    "as_code/test_nonsense.py::test_any_bytes_are_read_or_refused",
+    "as_code/test_nonsense.py::test_so_it_is_in_a_rule_file_of_the_simulator",
+    "as_code/test_page.py",
+    "engine/test_assemble.py::test_records_in_another_order_decide_alike",
+    "engine/test_assemble.py::test_without_one_of_its_lines_it_decides_otherwise",
+    "engine/test_assemble.py::test_without_one_of_its_lines_it_does_not",
+    "reports/closing/test_any_terms.py",
+    "reports/test_amounts.py::test_whatever_came_when_the_sum_of_all_versions_is_the_price_of_the_final_quantities",
+    "reports/test_billing_pages.py",
+    "reports/test_kept_database.py",
+    "reports/test_new_column.py",
+    "reports/test_same_bytes.py",
+    "rules/test_validity.py::test_at_any_moment_it_answers_as_a_snapshot_made_this_very_moment",
+)
 _TESTS = Path(__file__).resolve().parents[1]
 _SLOW = {_TESTS / place for place in SLOW}
 _SAMPLED = {_TESTS / name.partition("::")[0] for name in SAMPLE}
+#: The modules from which `--borders` takes single tests.
+_PARTLY = {_TESTS / name.partition("::")[0] for name in BORDERS if "::" in name}
 #: What a run leaves out -> how to run it.
 _HOW = {
     "slow": "python -m pytest -n auto --complete",
     "quick": "python -m pytest -n auto",
+    "other": "python -m pytest -n auto --complete",
     "system": "-m system; they need Debian packages, see .ci/run",
     "long": "--long",
 }
@@ -162,6 +198,7 @@ _LEFT_OUT = pytest.StashKey[Counter[str]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--complete", action="store_true", help="run all tests that need only Python packages")
     parser.addoption("--rest", action="store_true", help="run only the tests that a run without options leaves out")
+    parser.addoption("--borders", action="store_true", help="run what can depend on the server or the database")
     parser.addoption("--long", action="store_true", help="run all tests, and the long suites in full")
 
 
@@ -182,6 +219,8 @@ def _selection(config: pytest.Config) -> str:
         return "all"
     if config.option.rest:
         return "rest"
+    if config.option.borders:
+        return "borders"
     named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
     marked = any(argument.startswith("-m") for argument in config.invocation_params.args)
     return "all" if named or marked or config.option.keyword else "quick"
@@ -211,7 +250,17 @@ def left_out_as(path: Path, config: pytest.Config) -> str | None:
         return "slow"
     if selection == "rest" and not slow and "mark.system" not in path.read_text():
         return "quick"
+    if selection == "borders" and not _is_border(path.relative_to(_TESTS).as_posix()) and path not in _PARTLY:
+        return "other"
     return None
+
+
+def _is_border(name: str) -> bool:
+    """Return whether a module, or a test by its name below tests/, is of BORDERS and not of ALIKE."""
+    parts = name.partition("[")[0].split("::")
+    places = {"::".join(parts[: count + 1]) for count in range(len(parts))}
+    names = {name, *places, *map(str, Path(parts[0]).parents)}
+    return not names.isdisjoint(BORDERS) and names.isdisjoint(ALIKE)
 
 
 def _is_slow(path: Path) -> bool:
@@ -231,8 +280,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     A process that came to one of these last would work on alone. They also wait most, while the others compute.
     """
     selection, system = config.stash[_SELECTION], config.option.markexpr == "not system"
-    if selection != "all":
-        _check_sample(items)
+    if selection in ("quick", "rest"):
+        _check_names("SAMPLE", SAMPLE, items)
+    if selection == "borders":
+        # Some cases exist only on PostgreSQL.
+        _check_names("BORDERS and ALIKE", [name.partition("[")[0] for name in (*BORDERS, *ALIKE)], items)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     chosen, left_out = [], []
     counts = config.stash.setdefault(_LEFT_OUT, Counter())
@@ -245,6 +297,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         ):
             left_out.append(item)
             counts[f"{kind} tests"] += 1
+        elif selection == "borders" and not _is_border(item.nodeid.removeprefix("tests/")):
+            left_out.append(item)
+            counts["other tests"] += 1
         else:
             chosen.append(item)
             counts["system tests"] += kind == "system" and system  # pytest itself leaves these out
@@ -266,12 +321,13 @@ def _is_sample(nodeid: str) -> bool:
     return name in SAMPLE or name.partition("[")[0] in SAMPLE
 
 
-def _check_sample(items: Collection[pytest.Item]) -> None:
-    """Raise UsageError if a test of SAMPLE does not exist, so that no change of a name takes a test from quick runs."""
+def _check_names(where: str, named: Collection[str], items: Collection[pytest.Item]) -> None:
+    """Raise UsageError if a list names tests that do not exist, so that no change of a name changes what a run has."""
     names = {item.nodeid.removeprefix("tests/") for item in items}
     names |= {name.partition("[")[0] for name in names}
-    if lost := set(SAMPLE) - names:
-        raise pytest.UsageError(f"SAMPLE in {__name__} names tests that do not exist: {', '.join(sorted(lost))}")
+    names |= {name.rpartition("::")[0] for name in names}
+    if lost := {name for name in named if name not in names and ("::" in name or not (_TESTS / name).exists())}:
+        raise pytest.UsageError(f"{where} in {__name__}: these tests do not exist: {', '.join(sorted(lost))}")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

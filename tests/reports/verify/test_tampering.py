@@ -1,7 +1,8 @@
 """Test that `ratelimits_verify` sees every change in the tables from which bills are made.
 
 `pytest tests/reports/verify/test_tampering.py --long -s` tries all kinds of tampering, and prints how many are seen
-with what; without `--long` those that need the key or a manifest are tried, and a sample of the others.
+with what; without `--long` those that need the key or a manifest are tried, and a sample of the others. On PostgreSQL
+it is a sample of all: the kinds are the same there, and only what the database refuses is not.
 """
 
 from __future__ import annotations
@@ -288,7 +289,7 @@ def test_the_page_lists_nothing_that_is_not_tried() -> None:
 
 @pytest.mark.usefixtures("_books")
 def test_every_tampering_is_seen_and_the_page_says_with_what(long_run: bool) -> None:
-    assert tried(TAMPERINGS, long_run=long_run) >= (200 if long_run else 1)
+    assert tried(TAMPERINGS, long_run=long_run, every=connection.vendor == "sqlite") >= (200 if long_run else 1)
 
 
 @pytest.mark.usefixtures("_pushed")
