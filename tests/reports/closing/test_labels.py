@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
+from django.db.models import QuerySet
 from django.test import Client, override_settings
 from django.urls import reverse
 
@@ -116,6 +117,20 @@ class TestMoves:
             (statement,) = statements("2026-02")
             assert (statement.status, sum(row.consumed_quantity for row in statement.rows)) == (FINAL, 15)
             assert files.units() == 70
+
+    def test_the_month_is_never_calculated_again(self) -> None:
+        """Correct a report whose month is another one by the time zone data of today: the stored month stays."""
+        with override_settings(RATELIMITS={**PLAIN, "PUSH": STRIPE}):
+            moved_to_new_york(None)
+            QuerySet(Report).filter(label="2026-02").update(label="2026-03")
+            late = Report.objects.get(
+                version=1, label="2026-03", timezone="America/New_York", period_end__lt=at("2026-03-15")
+            )
+            author = get_user_model().objects.create(username="finance")
+            start = moment(late.period_start)
+            Adjustment.objects.create(account="acme", period_start=start, quantity=1, reason="x", author=author)
+            (corrected,) = close("2026-04-05")
+            assert (corrected.label, corrected.version) == ("2026-03", 2)
 
     def test_the_month_of_a_report_is_in_its_digest_and_fits_its_end(self) -> None:
         with override_settings(RATELIMITS={**PLAIN, "PUSH": STRIPE}):
