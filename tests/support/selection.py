@@ -151,6 +151,8 @@ BORDERS = (
     "algorithms/test_calendar.py::TestWindows",
     "as_code",
     "chaos/test_faults.py::test_a_fault_breaks_no_promise[postgres_away]",
+    "doctor",
+    "end_to_end/test_restricted.py",
     "engine",
     "models",
     "quota/prefetch/test_permits.py",
