@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import json
-import sqlite3
-from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 
 from jsonschema import Draft202012Validator
 
+from tests.reports.kept import restore
 from tests.support.changed import copied, listed, places, run
 
-KEPT = Path(__file__).parent / "kept_6fc9309"
 TABLE = Path("reports/rows.py")
 #: The line to add after the last column of the table.
 COLUMN = """
@@ -34,10 +31,11 @@ import json, sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tests.reports.kept import SIGNING_KEY
 from tests.support.reports.upgraded import main
 
 directory, names = Path(sys.argv[1]), json.loads(sys.argv[2])
-main(directory, "kept by finance", names)
+main(directory, SIGNING_KEY, names)
 
 from django.conf import settings
 from django.contrib.admin import site
@@ -51,7 +49,7 @@ from ratelimits.reports.exports.json import schema
 author = User.objects.get_or_create(username="finance")[0]
 september = datetime(2026, 9, 1, tzinfo=UTC)
 Adjustment.objects.create(account="acme", period_start=september, quantity=-3, reason="goodwill", author=author)
-with override_settings(RATELIMITS={**settings.RATELIMITS, "SIGNING_KEY": "kept by finance"}):
+with override_settings(RATELIMITS={**settings.RATELIMITS, "SIGNING_KEY": SIGNING_KEY}):
     call_command("ratelimits_finalise", account="acme", stdout=open(directory / "finalised", "w"))
     for name in ("2026-09.csv", "2026-09.json", "2026-09.cloudevents-ndjson", "2026-10.csv"):
         month, form = name.split(".")
@@ -75,9 +73,7 @@ def test_a_column_takes_one_place_and_changes_nothing_that_was_finalised_before(
     assert places(copy) == {str(TABLE)} == set(listed("A column of the reports"))
 
     out.mkdir()
-    before = json.loads((KEPT / "exports.json").read_text())
-    with closing(sqlite3.connect(tmp_path / "kept.sqlite3")) as database:
-        database.executescript(gzip.decompress((KEPT / "database.sql.gz").read_bytes()).decode())
+    before = restore(tmp_path / "kept.sqlite3")
     database_url = f"sqlite:///{tmp_path / 'kept.sqlite3'}"
     verified, again, said = run(copy, USE, str(out), json.dumps(list(before)), DATABASE_URL=database_url).splitlines()
     assert verified == again == "No errors were found."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,27 +22,41 @@ KEYS = ("api_key:b", "api_key:B", "api_key:ä", "api_key:_", "user:10", "user:9"
 MONTHS = ("2026-09", "2026-10")
 
 
-def use() -> None:
-    """Make usage for ten accounts in three time zones, with an edited rule, a refund and lost replies."""
+def use(names: Sequence[str] = ACCOUNTS, keys: Sequence[str] = KEYS) -> None:
+    """Make usage of accounts in four time zones and of nobody, finalise both months, and correct them.
+
+    One account has prices, one an anchor, and one gets another plan. A rule is edited in between, a request is given
+    back, replies and batches are lost, and a server restarts. Later come late usage and an adjustment. `names` are at
+    least four accounts, and the first one is "acme".
+    """
     from django.contrib.auth import get_user_model
 
     from ratelimits import engine
     from ratelimits.models import Adjustment, DurabilityGap, Report
     from ratelimits.quota.process_totals import TotalKey
     from ratelimits.usage import process_totals
+    from tests.support.reports.edits import change, plan
     from tests.support.reports.invoices import account, close, spend
+    from tests.support.reports.priced import priced
     from tests.support.rows import rule
     from tests.support.usage.traffic import at, flow
 
     monthly = rule("monthly", bills=True, key_kind="caller")
-    zones = ("UTC", "Europe/Berlin", "America/Los_Angeles")
-    payers = [account(name, included=40, timezone=zones[n % 3]) for n, name in enumerate(ACCOUNTS)]
+    zones = ("UTC", "Europe/Berlin", "America/Los_Angeles", "Asia/Kolkata")
+    payers = [
+        priced(names[0], included=5),
+        account(names[1], included=40, timezone=zones[1], billing_anchor="2026-01-31T06:00"),
+        *(account(name, included=40, timezone=zones[n % 4]) for n, name in enumerate(names[2:], 2)),
+    ]
+    # From midnight in Los Angeles on.
+    change("2026-10-01T07:00", names[2], plan=plan("larger", 60))
     for month in MONTHS:
         for number, payer in enumerate(payers):
-            for key in KEYS[: 2 + number % 6]:
+            for key in keys[: 2 + number % 6]:
                 about: dict[str, Any] = {"key": key, "rule": monthly.pk, "version": monthly.version}
                 spend(payer, f"{month}-{number + 3:02d}T12:00", 7 + number, **about)
                 spend(payer, f"{month}-17T00:00", 3, meter="tokens", **about)
+        spend("", f"{month}-18T00:00", 2, key="ip:203.0.113.9", rule=monthly.pk)
         receipt = spend(payers[0], f"{month}-20T08:00", 9, key="api_key:b", rule=monthly.pk).receipt
         assert receipt is not None
         engine.refund(receipt)
@@ -51,6 +66,10 @@ def use() -> None:
     lost = TotalKey("unanswered", "acme", "api_key:b", "requests", at("2026-10-05") // 10**6)
     process_totals.write("p1", {lost: (2, 2)})
     DurabilityGap.objects.create(event="a restart", kind="restart", since=at("2026-10-04"), until=at("2026-10-05"))
+    missing: dict[str, Any] = {"account": payers[2].identifier, "requests": 2, "units": 50}
+    DurabilityGap.objects.create(
+        event="lost batches", kind="missing", since=at("2026-10-06"), until=at("2026-10-07"), **missing
+    )
     close("2026-11-02")
     spend(payers[3], "2026-10-21", 11, key="late")
     Adjustment.objects.create(
@@ -62,7 +81,8 @@ def use() -> None:
         author=get_user_model().objects.create(username="finance"),
     )
     close("2026-11-03")
-    assert Report.objects.count() == 2 * len(ACCOUNTS) + 2
+    # Of each month one of each account and one of nobody, and the two corrections.
+    assert Report.objects.count() == 2 * (len(names) + 1) + 2
 
 
 def export(directory: Path) -> None:
