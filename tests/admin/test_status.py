@@ -113,7 +113,7 @@ def test_only_those_who_may_view_the_status_see_the_strip() -> None:
     every = page(user_with("view_status"), INDEX)
     assert f'class="ratelimits-level ratelimits-red" href="{URL}#quarantine"' in every
     facts = re.findall(rf'href="{URL}#(\w+)"', every)
-    assert len(facts) == 17
+    assert len(facts) == 18
     assert re.findall(r'<tr id="(\w+)">', page(user_with("view_status"))) == facts
     other = user_with("view_rule", "view_shardstate")
     assert "ratelimits-level" not in page(other, INDEX)

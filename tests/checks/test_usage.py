@@ -47,7 +47,9 @@ def test_a_server_that_may_lose_usage_is_warned_of(redis_client: RawRedis) -> No
 def test_it_says_that_memory_is_short_before_it_is_full(redis_client: RawRedis, share: float, found: list[str]) -> None:
     use_share(redis_client, share)
     messages = checks.run_checks(tags=["ratelimits"], databases=["default"])
-    assert [str(message.id) for message in messages] == [f"ratelimits.{name}" for name in found]
+    names = [str(message.id).removeprefix("ratelimits.") for message in messages]
+    # The doctor adds what it finds on a server that is nearly full.
+    assert [name for name in names if name in ("W040", "W041")] == found
 
 
 def test_a_worker_that_never_ran_or_stopped_is_warned_of() -> None:

@@ -116,8 +116,14 @@ DEFENCES = (
     Defence(
         "tests/algorithms/test_typed_rates.py::test_a_long_text_is_refused_at_once",
         "ratelimits.algorithms.typed_rates:_plain",
-        ' if len(plain) <= _MAX_TEXT else ""',
+        ' if len(plain) <= MAX_TEXT else ""',
         "",
+    ),
+    Defence(
+        "tests/quota/test_sharing.py::test_a_flood_of_addresses_leaves_no_request_undecided",
+        "ratelimits.quota.shortage.sharing:coarser",
+        "identity.address is not None and not",
+        "False and not",
     ),
     Defence(
         "tests/addresses/test_reading.py::test_what_is_remembered_of_texts_that_clients_choose_is_small",

@@ -161,7 +161,7 @@ def test_a_number_that_the_column_cannot_store_becomes_the_largest_one() -> None
 
 def test_old_requests_are_deleted_also_if_the_ledger_cannot_be_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
     trace.write([(SECOND, WHO, "*", "GET", {"requests": 1}, False)])
-    monkeypatch.setattr(compacting, "compact", _fail)
+    monkeypatch.setattr(compacting, "compact", lambda progress: _fail())
     with pytest.raises(OperationalError):
         compact()
     assert not RecordedRequest.objects.exists()

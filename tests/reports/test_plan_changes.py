@@ -111,7 +111,11 @@ class TestQuestions:
         typed: dict[str, Any] = {"name": row.name, "slug": slug, "currency": "EUR"}
         for name, part, values in (
             ("inclusions", inclusion, {"meter": "requests", "quantity": "10"}),
-            ("prices", price, {"meter": "requests", "pricing": "per_unit", "unit_price": "1", "tiers": ""}),
+            (
+                "prices",
+                price,
+                {"meter": "requests", "pricing": "per_unit", "unit_price": "1", "tiers": "", "fees_due": "usage"},
+            ),
         ):
             typed |= {f"{name}-TOTAL_FORMS": "1", f"{name}-INITIAL_FORMS": "1", f"{name}-0-id": part.pk}
             typed |= {f"{name}-0-{field}": text for field, text in values.items()} | {f"{name}-0-plan": row.pk}

@@ -16,7 +16,7 @@ from ratelimits.algorithms.typed_numbers import PLAIN, Mistyped, Notation, writt
 from ratelimits.models.fields.numbers import mistyped, notation
 
 #: A number, perhaps with signs between its digits, without a unit.
-_WITHOUT_UNIT = re.compile(r"\s*(?:[0-9]+[.,'’\s]*)+|\s*[.,][0-9]+\s*")
+_WITHOUT_UNIT = re.compile(r"\s*[0-9][0-9.,'’\s]*|\s*[.,][0-9]+\s*")
 _UNITS = [
     ("s", gettext_lazy("seconds")),
     ("min", gettext_lazy("minutes")),
