@@ -1,4 +1,4 @@
-"""Say whether a command can have reached the server after its connection has failed.
+"""Say whether a command can reach the server: before it is sent, and after it could not be sent completely.
 
 If the server cannot have the whole command, it did nothing, and the command can be sent again. In all other cases
 nobody knows: the command is never sent again, because a decision that is sent twice is charged twice.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import socket
 import ssl
-import struct
 import sys
 from typing import Any
 
@@ -24,9 +23,9 @@ _LOST = {
     errno.EHOSTUNREACH,
     errno.ENETUNREACH,
 }
-#: The places of three numbers (64 bits each) in the `tcp_info` of Linux, and its length up to the last of them:
-#: tcpi_bytes_acked, then tcpi_bytes_sent and tcpi_bytes_retrans.
-_ACKED, _SENT, _LENGTH = 120, 200, 216
+#: The first byte of the `tcp_info` of Linux, if the other side has reset the connection (CLOSE) or has sent its end
+#: (CLOSE_WAIT).
+_ENDED = (b"\x07", b"\x08")
 
 
 def not_written(error: BaseException | None) -> bool:
@@ -39,20 +38,17 @@ def not_written(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno in _LOST
 
 
-def never_arrived(sock: Any, length: int) -> bool:
-    """Return whether the other side had closed the connection before it got a byte of the last `length` sent bytes.
+def ended(sock: Any) -> bool:
+    """Return whether the other side has already sent the end of the connection. If so, send no command on it.
 
-    Ask only after the end of the stream was read. This end comes with the number of bytes that the other side had
-    received until then. Nothing that it receives later is read, because a server closes both directions at once. The
-    answer is False if the system does not count acknowledged bytes (only Linux does, and only for TCP).
+    Ask before a command is sent. Afterwards nothing proves that the other side did not get the command: a proxy that
+    drains its connections sends the end to the client, and still forwards what the client sends. Even if it then resets
+    the connection, it has perhaps forwarded the command before. The answer is False if the system does not say (only
+    Linux does, and only for TCP).
     """
     if sys.platform != "linux":
         return False
     try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LENGTH)
-        (acked,) = struct.unpack_from("=Q", info, _ACKED)
-        sent, sent_again = struct.unpack_from("=QQ", info, _SENT)
-    except (OSError, AttributeError, TypeError, struct.error):
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) in _ENDED
+    except (OSError, AttributeError):
         return False
-    # Linux also counts the beginning of the connection (SYN) as an acknowledged byte.
-    return bool(acked > 1 and sent - sent_again - (acked - 1) >= length > 1)

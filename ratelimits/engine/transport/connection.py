@@ -24,7 +24,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ratelimits.engine.run import ASK_RUN, run_after, run_of
 from ratelimits.engine.transport.ages import closed
-from ratelimits.engine.transport.arrival import never_arrived, not_written
+from ratelimits.engine.transport.arrival import ended, not_written
 from ratelimits.engine.transport.credentials import connect
 
 
@@ -45,7 +45,7 @@ class NotSent(Unavailable):
 
 
 class Dropped(NotSent):
-    """The connection was lost before the server had the whole command. Another connection can send this command.
+    """The connection was lost before the whole command was sent. Another connection can send this command.
 
     Also raised if the server wants other credentials: then it has read the command, but did nothing.
     """
@@ -163,6 +163,10 @@ class OwnedConnection:
         """Connect and ask the server for its run. Raise NotSent if the server does not answer."""
         self.run = greet(self.connection)
 
+    def ended(self) -> bool:
+        """Return whether the other side has already sent the end of the connection."""
+        return ended(self.connection._sock)
+
     def closed(self) -> bool:
         """Return whether the server has closed the connection or has sent unexpected bytes."""
         return closed(self.connection)
@@ -193,7 +197,7 @@ class OwnedConnection:
             while reply is MORE:
                 data = sock.recv(_READ_BYTES)
                 if not data:
-                    raise _end_failure(sock, packed)
+                    raise RedisConnectionError("the server closed the connection")
                 reader.feed(data)
                 reply = reader.gets()
             if isinstance(reply, Exception):
@@ -222,16 +226,8 @@ def _raise_for_caller(error: BaseException) -> NoReturn:
     raise error from Interrupted(repr(error))
 
 
-def _end_failure(sock: Any, packed: bytes) -> Exception:
-    """Return the error to raise if the server has closed the connection instead of replying to a command."""
-    if never_arrived(sock, len(packed)):
-        return Dropped("the server had closed the connection")
-    return RedisConnectionError("the server closed the connection")
-
-
 def exchange(connection: Any, packed: bytes) -> Any:
     """Do the same as `OwnedConnection.exchange`, with any connection of redis-py."""
-    sock = connection._sock
     try:
         try:
             connection.send_packed_command([packed], check_health=False)
@@ -245,17 +241,9 @@ def exchange(connection: Any, packed: bytes) -> Any:
             raise
         connection.disconnect()
         raise NotSent(str(error)) from error
-    except BaseException as error:
-        was_dropped = _is_end(error) and never_arrived(sock, len(packed))
+    except BaseException as error:  # noqa: BLE001  (raised again)
         connection.disconnect()
-        if was_dropped:
-            raise Dropped(str(error)) from error
         _raise_for_caller(error)
-
-
-def _is_end(error: BaseException) -> bool:
-    """Return whether redis-py has read the end of the stream."""
-    return isinstance(error, RedisConnectionError) and "Connection closed by server" in str(error)
 
 
 def greet(connection: Any) -> str:

@@ -79,8 +79,10 @@ class IdleConnections:
             now = time.monotonic()
             # A forked child must not use its parent's socket. The child only forgets the connection object, so
             # the socket stays open for the parent.
-            if connection.process is _process and (
-                now - connection.used <= self._asked or self._is_alive(connection, now - connection.used)
+            if (
+                connection.process is _process
+                and not connection.ended()
+                and (now - connection.used <= self._asked or self._is_alive(connection, now - connection.used))
             ):
                 connection.used = now
                 return connection

@@ -18,7 +18,7 @@ from redis.exceptions import AuthenticationError, InvalidResponse, RedisError, R
 from ratelimits.engine.assemble.scripts import Script
 from ratelimits.engine.resp import Sendable
 from ratelimits.engine.transport.ages import PING, Ages
-from ratelimits.engine.transport.arrival import never_arrived
+from ratelimits.engine.transport.arrival import ended
 from ratelimits.engine.transport.connection import MORE, NotSent, Unanswered, failure, refuses_writes
 
 #: Maximum number of commands that are written and not answered. A server decides 128 commands in about 10 ms.
@@ -35,7 +35,7 @@ class Reply(asyncio.Future[Any]):
     """
 
     written = False
-    #: Whether the command was written twice, because the server did not get it or refused the credentials.
+    #: Whether the command was written twice, because the server refused the credentials.
     repeated = False
 
     def cancel(self, msg: Any | None = None) -> bool:
@@ -88,9 +88,8 @@ class Link(asyncio.Protocol):
         # The event loop refers to this object. A normal reference here would keep an unused owner in memory.
         self._owner = weakref.ref(owner)
         self._loop = asyncio.get_running_loop()
-        #: The commands that are not answered, the oldest first. For each of them: its number of bytes, and the moment
-        #: when its reply is due.
-        self._sent: deque[tuple[Waiting, int, float]] = deque()
+        #: The commands that are not answered, the oldest first. For each of them: the moment when its reply is due.
+        self._sent: deque[tuple[Waiting, float]] = deque()
         #: The moment when commands were last written. If no command is written for some time after it, the server is
         #: asked before the next command.
         self._used = self._loop.time()
@@ -111,6 +110,7 @@ class Link(asyncio.Protocol):
         )
         # redis-py has opened the connection. From now on this object receives the bytes.
         self._transport: Any = connection._writer.transport
+        self._socket: Any = self._transport.get_extra_info("socket")
         self._previous_protocol = self._transport.get_protocol()
         self._transport.set_protocol(self)
 
@@ -122,8 +122,12 @@ class Link(asyncio.Protocol):
     def write(self, waiting: deque[Waiting]) -> None:
         """Write waiting commands together and in order, until IN_FLIGHT commands are not answered.
 
-        Write nothing if the connection ends because it was idle too long, or while the server is asked.
+        Write nothing if the connection ends because it was idle too long or the other side has ended it, or while the
+        server is asked.
         """
+        if ended(self._socket):
+            self.end()  # the event loop has not read the end yet
+            return
         now = self._loop.time()
         if now - self._used > self._ages.asked and not self._is_alive(now):
             return
@@ -141,7 +145,7 @@ class Link(asyncio.Protocol):
                 continue
             packed.append(data)
             reply.written = True
-            self._sent.append((one, len(data), due))
+            self._sent.append((one, due))
             room -= 1
         if packed:
             self._transport.write(b"".join(packed))
@@ -161,7 +165,7 @@ class Link(asyncio.Protocol):
             self.close()
             return False
         self._asked = Reply(loop=self._loop)
-        self._sent.append(((Ping(), b"", self._asked), len(PING), now + self._ages.wait))
+        self._sent.append(((Ping(), b"", self._asked), now + self._ages.wait))
         self._transport.write(PING)
         self._look_at(now + self._ages.wait)
         return False
@@ -175,7 +179,7 @@ class Link(asyncio.Protocol):
         reader.feed(data)
         try:
             while (reply := reader.gets()) is not MORE:
-                one, _length, _due = sent.popleft()
+                one, _due = sent.popleft()
                 future = one[2]
                 if isinstance(reply, Exception):
                     if isinstance(reply, AuthenticationError):
@@ -222,7 +226,7 @@ class Link(asyncio.Protocol):
         self._timer = None
         if not self._sent:
             return
-        (_oldest, _length, due), now = self._sent[0], self._loop.time()
+        (_oldest, due), now = self._sent[0], self._loop.time()
         if now < due:
             self._look_at(due)
         elif self._last_look_is_left:
@@ -235,20 +239,8 @@ class Link(asyncio.Protocol):
             self.fail(f"no reply within {self._timeout:g} s")
 
     def eof_received(self) -> None:
-        """Write no more commands. If the server did not get those without a reply, give them back to the owner."""
+        """Write no more commands. The transport now closes itself, and calls `connection_lost`."""
         self.ended = True
-        if self._asked is not None:
-            return  # only PING was written
-        lengths = [length for _one, length, _due in self._sent]
-        # TLS adds bytes, so only for one command is it known whether any of its bytes has arrived.
-        countable = len(lengths) == 1 or self._transport.get_extra_info("ssl_object") is None
-        if lengths and countable and never_arrived(self._transport.get_extra_info("socket"), sum(lengths)):
-            dropped = [one for one, _length, _due in self._sent]
-            self._sent.clear()
-            if (owner := self._owner()) is not None:
-                owner.repeat(dropped)
-                owner.write()
-        # The transport now closes itself, and calls `connection_lost`.
 
     def connection_lost(self, error: Exception | None) -> None:
         """Fail all commands without a reply."""
@@ -278,7 +270,7 @@ class Link(asyncio.Protocol):
             self._sent.clear()  # only PING was written
             self._asked = None
         while self._sent:
-            (_command, _nonce, future), _length, _due = self._sent.popleft()
+            (_command, _nonce, future), _due = self._sent.popleft()
             if not future.done():
                 future.set_exception(Unanswered(message, event))
 

@@ -7,7 +7,7 @@ commands.
 At most IN_FLIGHT commands are written and not answered. Further commands wait in order until they are written. This
 wait has no time limit, because it does not mean that the server has failed. The time that the setting TIMEOUT allows
 for a command begins when the command is written.
-link.py has the connection. Commands that a lost connection did not bring to the server are written on the next one.
+link.py has the connection. Commands that were not written on a lost connection are written on the next one.
 """
 
 from __future__ import annotations

@@ -135,8 +135,8 @@ class Wire:
         """Send a command with this nonce, and return the reply.
 
         If the server does not have the script, load the script and send the command again. If the user may not load
-        scripts, send the script's text instead. If the connection was lost before the server had the whole command,
-        send the command again on a new connection. All of this is safe, because the server did nothing.
+        scripts, send the script's text instead. If the connection was lost before the whole command was sent, send the
+        command again on a new connection. All of this is safe, because the server did nothing.
 
         Raise NotSent, Unanswered, or redis.exceptions.ResponseError if the server replies with an error.
         """

@@ -183,7 +183,7 @@ def pings(client: redis.Redis) -> int:
 
 
 class TestClosedByTheServer:
-    def test_a_command_that_the_server_did_not_get_is_sent_again_on_another_connection(
+    def test_nothing_is_sent_on_its_connection(
         self, asking: Callable[..., Asker], redis_url: str, redis_client: redis.Redis
     ) -> None:
         with asking(redis_url) as ask:
@@ -194,7 +194,7 @@ class TestClosedByTheServer:
             assert ask() == 2
             assert ask(WHO) > first
 
-    def test_so_is_one_whose_script_must_be_loaded_there(
+    def test_a_script_that_is_missing_on_the_other_connection_is_loaded(
         self, asking: Callable[..., Asker], redis_url: str, redis_client: redis.Redis
     ) -> None:
         command = script_call(COUNT, b"1", b"counter")
@@ -255,6 +255,32 @@ class TestClosedByTheServer:
             assert ask() == 1
             assert ask(say(b"RESET")) in (b"RESET", "RESET")  # the connection has no user any more
             assert ask() == 2
+
+
+class TestDrained:
+    """A proxy that drains has sent the end to the client, and still forwards what the client sends."""
+
+    def test_nothing_is_sent_on_a_connection_that_the_proxy_drains(
+        self, asking: Callable[..., Asker], proxy: Proxy, redis_client: redis.Redis
+    ) -> None:
+        with asking(proxy.url) as ask:
+            for number in (1, 2, 3):
+                assert ask() == number
+                proxy.drain()
+            assert (redis_client.get("counter"), proxy.count(b"INCR"), proxy.connections) == (b"3", 3, 3)
+
+    def test_a_command_after_which_the_end_was_read_is_not_sent_again(
+        self, opened: Callable[..., Wire], proxy: Proxy, redis_client: redis.Redis
+    ) -> None:
+        """The end came before the acknowledgement of the command. Nobody knows whether the proxy forwards it."""
+        for number, options in enumerate(({}, {"PARSER_CLASS": "tests.engine.transport.test_idle.Parser"}), 1):
+            wire = opened(proxy.url, **options)
+            assert wire._idle is not None
+            owned = wire._idle.take()
+            proxy.drain()
+            with pytest.raises(Unanswered):
+                owned.exchange(INCREASE.to_bytes("", b""))
+            until(lambda number=number: redis_client.get("counter") == b"%d" % number, "the proxy has forwarded it")
 
 
 @pytest.mark.system

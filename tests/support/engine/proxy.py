@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from contextlib import suppress
 from types import TracebackType
 
 from tests.support.eventually import PATIENCE
@@ -76,6 +77,15 @@ class Proxy:
                     forgotten += 1
         return forgotten
 
+    def drain(self) -> None:
+        """End all connections towards the clients, but still forward what clients send. Proxies that drain do so."""
+        with self._lock:
+            clients = self._sockets[::2]
+        for client in clients:
+            with suppress(OSError):  # this connection has ended
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)  # acknowledge late what comes
+                client.shutdown(socket.SHUT_WR)
+
     def use(self, port: int) -> None:
         """Forward to another server from now on. End all connections to the old one."""
         self.in_turn(port)
@@ -114,9 +124,9 @@ class Proxy:
             except OSError:
                 client.close()
                 continue
-            self._sockets += [client, server]
             pair = Pair()
             with self._lock:
+                self._sockets += [client, server]
                 self._pairs.append(pair)
                 self.connections += 1
                 self.open += 1
