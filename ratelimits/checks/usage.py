@@ -14,10 +14,11 @@ from django.db import DatabaseError
 from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.conf import conf
+from ratelimits.doctor.needs import counts_usage
 from ratelimits.embedded import ServerStartError
 from ratelimits.engine import Unavailable, memory
 from ratelimits.engine.server import current_server
-from ratelimits.models import PeriodUsage, Rule, ShardState
+from ratelimits.models import PeriodUsage, ShardState
 from ratelimits.models.ledger import moment
 
 #: If no watermark has advanced for this number of intervals (SEAL_INTERVAL), the check warns that no worker runs.
@@ -32,23 +33,20 @@ _MORE_MEMORY = (
 def check_usage(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Warn if billed usage does not reach the ledger. Do nothing without `--database`."""
+    """Warn if usage does not reach the ledger. Do nothing without `--database`."""
     try:
         if not databases or conf.DATABASE not in databases:
             return []
         found = [*_check_memory()]
-        if _any_rule_bills():
-            server = current_server()
-            # While the server is away, no worker can do anything: then the worker is not what is wrong.
-            server.wire.client_of(server.keyspace, 0).exists(server.keyspace.sealed(0))
-            found += [*_check_worker(), *_check_shards()]
+        server = current_server()
+        # While the server is away, no worker can do anything: then the worker is not what is wrong.
+        server.wire.client_of(server.keyspace, 0).exists(server.keyspace.sealed(0))
+        if counts_usage(server):
+            found += _check_worker()
+        found += _check_shards()
         return found
     except (DatabaseError, RedisError, Unavailable, ServerStartError, OSError, ImproperlyConfigured):
         return []  # The tables do not exist yet, a server is down, or another check reports the settings.
-
-
-def _any_rule_bills() -> bool:
-    return Rule.objects.using(conf.DATABASE).filter(bills=True).exists()
 
 
 def _check_memory() -> Iterator[checks.CheckMessage]:
@@ -93,7 +91,7 @@ def _check_worker() -> Iterator[checks.CheckMessage]:
         return
     since = f"since {moment(newest):%Y-%m-%d %H:%M} UTC" if newest else "yet"
     yield checks.Warning(
-        f"Rules bill, but no usage was sealed and drained {since}: new usage waits in Redis.",
+        f"Usage is counted, but none was sealed and drained {since}: new usage waits in Redis.",
         hint="Run a Celery worker with beat for the tasks ratelimits.tasks.seal and drain, or run the commands"
         " ratelimits_seal and ratelimits_drain every minute.",
         id="ratelimits.W032",

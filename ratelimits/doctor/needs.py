@@ -1,4 +1,4 @@
-"""Say which parts of the app the project needs."""
+"""Say which parts of the app the project needs, and whether it counts usage."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from django.db import DatabaseError
 from ratelimits.algorithms.limits import Lasting
 from ratelimits.conf import conf
 from ratelimits.doctor.parts import Part
+from ratelimits.engine.server import Server
 from ratelimits.models import Rule
 
 #: The algorithms that need commands of their own.
@@ -34,3 +35,22 @@ def needed() -> frozenset[Part]:
     except DatabaseError:
         return frozenset(Part) - {Part.TRIES}
     return frozenset(parts)
+
+
+def counts_usage(server: Server) -> bool:
+    """Return whether usage is counted: a rule applies, or a batch waits in Redis.
+
+    Each request that has a rule is counted, also if no rule bills. Raise the errors of the database and of redis-py.
+    """
+    return Rule.objects.using(conf.DATABASE).exclude(mode=Rule.Mode.OFF).exists() or _batches_wait(server)
+
+
+def _batches_wait(server: Server) -> bool:
+    keyspace = server.keyspace
+    for client, shards in server.wire.servers(keyspace, range(keyspace.shards)):
+        with client.pipeline(transaction=False) as pipeline:
+            for shard in shards:
+                pipeline.exists(keyspace.open(shard), keyspace.sealed(shard))
+            if any(pipeline.execute()):
+                return True
+    return False

@@ -18,12 +18,13 @@ def broken(diagnoses: Sequence[ServerDiagnosis], needed: Collection[Part]) -> li
     return [part for part in Part if part in needed and not all(one.works(part) for one in diagnoses)]
 
 
-def as_json(diagnoses: Sequence[ServerDiagnosis], needed: Collection[Part]) -> dict[str, Any]:
-    """Return the diagnosis as an object for JSON."""
+def as_json(diagnoses: Sequence[ServerDiagnosis], needed: Collection[Part], *, stuck: bool) -> dict[str, Any]:
+    """Return the diagnosis as an object for JSON. `stuck`: usage is counted that will not reach the ledger."""
     return {
         "format": FORMAT,
         "ok": not broken(diagnoses, needed),
         "needed": [str(part) for part in Part if part in needed],
+        "stuck": stuck,
         "servers": [_server(one) for one in diagnoses],
     }
 

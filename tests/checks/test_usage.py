@@ -64,6 +64,23 @@ def test_a_worker_that_never_ran_or_stopped_is_warned_of() -> None:
     assert ids() == ["ratelimits.W032"]
 
 
+def test_usage_that_no_rule_bills_needs_a_worker_too(settings: Any) -> None:
+    """Each request that has a rule is counted, and waits in Redis."""
+    assert ids() == [], "nothing is counted"
+    use(now=None)
+    assert ids() == ["ratelimits.W032"]
+    flow()
+    use(now=None)
+    assert ids() == []
+    with override_settings(RATELIMITS={**settings.RATELIMITS, "SHARDS": 1}):
+        assert ids() == ["ratelimits.W034"]
+    flow()
+    ShardState.objects.update(watermark=1_700_000_000_000_000)
+    assert ids() == [], "all usage is in the ledger, and nothing more is counted"
+    rule("plain", bills=False)
+    assert ids() == ["ratelimits.W032"]
+
+
 def test_a_server_that_is_away_is_no_matter_of_a_check() -> None:
     rule("monthly", bills=True)
     away = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}

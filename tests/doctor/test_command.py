@@ -15,8 +15,9 @@ from ratelimits.doctor.diagnosis import diagnose
 from ratelimits.doctor.needs import ALWAYS, needed
 from ratelimits.doctor.parts import Part
 from ratelimits.doctor.scratch import Scratch
-from tests.doctor.restrictions import ALL, USER, connected, user
+from tests.doctor.restrictions import ALL, USER, connected, settings_of_server, user
 from tests.support.rows import rule
+from tests.support.usage.traffic import use
 
 pytestmark = pytest.mark.django_db
 
@@ -61,7 +62,7 @@ def test_the_json_has_the_documented_form(redis_client: redis.Redis, redis_url: 
         text, status = run("--json")
         found = json.JSONDecoder().raw_decode(text)[0]
     assert status == 1
-    assert [*found] == ["format", "ok", "needed", "servers"]
+    assert [*found] == ["format", "ok", "needed", "stuck", "servers"]
     assert (found["format"], found["ok"]) == (1, False)
     assert Part.LEASES in found["needed"]
     (one,) = found["servers"]
@@ -95,6 +96,34 @@ def test_what_a_project_needs_depends_on_its_rules(monkeypatch: pytest.MonkeyPat
     assert needed() == {*ALWAYS, Part.LOGS, Part.LEASES, Part.BILLS}
     rule("restored", "calendar_window", capacity=1)
     assert needed() == {*ALWAYS, Part.LOGS, Part.LEASES, Part.BILLS, Part.RESTORES}
+
+
+#: Who is there (None: no rule, but a batch that waits); what the last lines of the doctor must say; the exit status.
+COUNTED: dict[str, tuple[dict[str, object] | None, str, int]] = {
+    "a rule that bills nothing": ({"bills": False}, "Usage is counted, but it will not reach the ledger", 0),
+    "a rule that is off": ({"mode": "off"}, "Everything that the project needs works.", 0),
+    "a batch without a rule": (None, "Usage is counted, but it will not reach the ledger", 0),
+    "a rule that bills": ({"bills": True}, "The project needs what does not work: bills.", 1),
+}
+
+
+def test_usage_that_will_not_reach_the_ledger_is_named(redis_client: redis.Redis) -> None:
+    wrong = []
+    for title, (fields, said, expected) in COUNTED.items():
+        made = rule("monthly", **fields) if fields is not None else None
+        if made is None:
+            use(now=None)
+        with settings_of_server(redis_client, appendonly="no"):
+            text, status = run()
+            found = json.JSONDecoder().raw_decode(run("--json")[0])[0]
+        if said not in text or status != expected or ("Everything" in text) != ("Everything" in said):
+            wrong.append(f"{title}: {status}: {text}")
+        if found["stuck"] != ("Everything" not in said) or found["ok"] != (status == 0):
+            wrong.append(f"{title}: {found['stuck']}, {found['ok']}")
+        if made is not None:
+            made.delete()
+        redis_client.flushall()
+    assert wrong == []
 
 
 def test_ctrl_c_leaves_nothing(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,15 +6,24 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
+from django.db import DatabaseError
+from redis.exceptions import RedisError
 
 from ratelimits.doctor.diagnosis import ServerDiagnosis, diagnose
-from ratelimits.doctor.needs import needed
+from ratelimits.doctor.needs import counts_usage, needed
 from ratelimits.doctor.output import as_json, broken, heading, rows, sentences
 from ratelimits.doctor.parts import Part
 from ratelimits.embedded import ServerStartError
 from ratelimits.engine import Unavailable
+from ratelimits.engine.server import current_server
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.table import table
+
+#: The last line if no rule needs the ledger, but usage is counted all the same.
+_STUCK = (
+    "Limits work. Usage is counted, but it will not reach the ledger: it stays in Redis, and takes more and more"
+    " memory. (The exit status is 0, because no rule bills and none is restored from the ledger.)"
+)
 
 
 class Command(ExplainedCommand):
@@ -26,7 +35,7 @@ class Command(ExplainedCommand):
     examples = ("", "--json")
     exit_codes = {
         0: "everything that the project needs works",
-        1: "something that the project needs does not work, or the server does not answer",
+        1: "something that the project's rules, settings and code need does not work, or the server does not answer",
         2: "wrong options",
     }
     requires_system_checks: list[str] = []
@@ -40,14 +49,19 @@ class Command(ExplainedCommand):
             diagnoses = diagnose()
         except (Unavailable, ServerStartError, ImproperlyConfigured, OSError) as error:
             raise CommandError(f"No server could be asked: {error}") from error
+        stuck = not all(one.works(Part.BILLS) for one in diagnoses) and _is_counted()
         if options["json"]:
-            self.stdout.write(json.dumps(as_json(diagnoses, parts), indent=2))
+            self.stdout.write(json.dumps(as_json(diagnoses, parts, stuck=stuck), indent=2))
         else:
             for one in diagnoses:
                 self._describe(one, parts)
         if failing := broken(diagnoses, parts):
             raise CommandError(f"The project needs what does not work: {', '.join(failing)}.")
-        if not options["json"]:
+        if options["json"]:
+            return
+        if stuck:
+            self.stdout.write(self.style.WARNING(_STUCK))
+        else:
             self.stdout.write(self.style.SUCCESS("Everything that the project needs works."))
 
     def _describe(self, one: ServerDiagnosis, parts: Iterable[Part]) -> None:
@@ -57,6 +71,13 @@ class Command(ExplainedCommand):
             self.stdout.write(line)
         for line in sentences(one):
             self.stdout.write(_printable(line))
+
+
+def _is_counted() -> bool:
+    try:
+        return counts_usage(current_server())
+    except (DatabaseError, RedisError, Unavailable, OSError):
+        return True  # nobody knows, so nobody may rely on the ledger
 
 
 def _printable(line: str) -> str:
