@@ -26,9 +26,14 @@ from tests.support.rows import rule, unsaved
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def ids() -> list[str]:
+def messages() -> list[checks.CheckMessage]:
+    """Return what the checks of the database say of rows. (W032 says that no worker runs.)"""
     found = checks.run_checks(tags=[checks.Tags.database], databases=["default"])
-    return [str(one.id) for one in found if str(one.id).startswith("ratelimits.")]
+    return [one for one in found if str(one.id).startswith("ratelimits.") and one.id != "ratelimits.W032"]
+
+
+def ids() -> list[str]:
+    return [str(one.id) for one in messages()]
 
 
 def test_what_makes_sense_is_no_error() -> None:
@@ -54,7 +59,7 @@ def test_rules_with_a_scope_that_no_view_has_are_a_warning(settings: Any) -> Non
     settings.RATELIMITS = {**settings.RATELIMITS, "PATHS": {"/files/": {"scope": "files"}}}
     for name, scope in (("all", "*:POST"), ("some", "files:GET"), ("first", "fiels"), ("second", "serach:POST")):
         rule(name, scope=scope)
-    (warning,) = checks.run_checks(tags=[checks.Tags.database], databases=["default"])
+    (warning,) = messages()
     assert warning.id == "ratelimits.W052"
     first, second = (Rule.objects.get(name=name) for name in ("first", "second"))
     assert warning.msg == (
@@ -74,7 +79,7 @@ def test_a_rule_for_a_group_that_was_deleted_is_a_warning() -> None:
     rule("team", group="staff")
     assert ids() == []
     staff.delete()
-    (warning,) = checks.run_checks(tags=[checks.Tags.database], databases=["default"])
+    (warning,) = messages()
     assert warning.id == "ratelimits.W021"
     assert "applies to nobody: the group 'staff' does not exist" in warning.msg
     Rule.objects.update(mode=Rule.Mode.OFF)
@@ -125,7 +130,7 @@ class TestTooMany:
         late = KeyOverride.objects.create(
             key="account:9", rule="t3", mode="enforce", valid_until=timezone.now() + timedelta(days=1)
         )
-        (error,) = checks.run_checks(tags=[checks.Tags.database], databases=["default"])
+        (error,) = messages()
         assert error.id == "ratelimits.E023"
         assert "121 rules could apply to a request in scope 'search' (some are switched on by overrides of" in error.msg
         assert too_many(Rule.objects.all()) == (121, "search", ("account:9", "user:2"))

@@ -68,14 +68,20 @@ def test_the_next_edit_ends_it(check: Callable[..., Any]) -> None:
     assert passed(check, 20) == 10 - 3
 
 
+def warnings() -> list[checks.CheckMessage]:
+    """Return what the checks of the database say, without the worker that does not run (W032)."""
+    found = checks.run_checks(tags=["database"], databases=["default"])
+    return [one for one in found if one.id != "ratelimits.W032"]
+
+
 def test_a_reload_ends_it_and_the_check_says_so() -> None:
-    [warning] = checks.run_checks(tags=["database"], databases=["default"])
+    [warning] = warnings()
     assert warning.id == "ratelimits.W010"
     assert "version 9" in warning.msg
     assert "ratelimits_reload" in str(warning.hint)
     assert "give the tests their own Redis database" in str(warning.hint)
     call_command("ratelimits_reload", stdout=io.StringIO())
-    assert checks.run_checks(tags=["database"], databases=["default"]) == []
+    assert warnings() == []
     assert ConfigVersion.read("default")[0] == version_in_force() == 10
 
 
