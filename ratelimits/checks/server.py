@@ -34,7 +34,8 @@ _IDS = {
     "evicts": ("W031", "W031"),
     "policy-unknown": ("W047", "W047"),
     "not-written": ("E051", "W050"),
-    "full": ("E051", "W050"),
+    # If all works, W040 and W041 say it.
+    "full": ("E051", ""),
     # A server that is away is no matter of a check.
     "connection": ("", ""),
     "lost": ("", ""),

@@ -83,7 +83,13 @@ USED = (
     Used("TYPE", (STRING,), (_BILLS,), replaceable=(_BILLS,)),
     Used("DUMP", (STRING,), (_BILLS,), replaceable=(_BILLS,)),
     # The first write of scripts that must also write if the server's memory is full.
-    Used("PERSIST", (STRING,), (), (_COUNTS, _BILLS, _EDITS)),
+    Used(
+        "PERSIST",
+        (STRING,),
+        (),
+        (_LIMITS, _LOGS, _LEASES, _COUNTS, _BILLS, _EDITS),
+        replaceable=(_LIMITS, _LOGS, _LEASES),
+    ),
     Used("RENAME", (STRING, RENAMED), (), (_COUNTS, _BILLS)),
     Used("RENAMENX", (RENAMED, STRING), (), (_COUNTS, _BILLS)),
     Used("HSET", (HASH, "a", "1"), (_TRIES,), (_LOGS, _COUNTS, _BILLS, _RESTORES)),

@@ -96,7 +96,7 @@ def _try_server(server: Server, client: Any, shard: int) -> ServerDiagnosis:
     except (RedisError, Unavailable, OSError) as error:
         found.append(of_connection(error, who))
     if not any(one.name in _HOPELESS for one in found):
-        place = scratch(server, shard)
+        place = scratch(server, shard, may_use_reserve=said is not None and said.may_use_reserve)
         try:
             found = list(_tried(place, found, who, simulating, in_cluster))
         except (RedisError, Unavailable, OSError) as error:

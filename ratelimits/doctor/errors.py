@@ -11,6 +11,7 @@ from ratelimits.conf import conf
 from ratelimits.doctor.commands import USED, key_patterns
 from ratelimits.doctor.findings import ServerFinding
 from ratelimits.doctor.parts import Part
+from ratelimits.engine import memory
 from ratelimits.engine.refused import Reason, RefusedCommand, refused
 from ratelimits.engine.server import Server
 from ratelimits.usage.fence import NotFencedError
@@ -78,9 +79,12 @@ def _of_state(error: BaseException, parts: frozenset[Part]) -> ServerFinding | N
             f"The server is a node of a Redis Cluster, but the cache does not connect to the whole cluster: {text}",
             "Connect the cache as docs/scaling.md#redis-cluster says.",
         )
-    if "OOM" in text or "maxmemory" in text:
+    if isinstance(error, ResponseError) and memory.is_refusal(error):
         return ServerFinding(
-            "full", parts, f"The memory of the server is full: {text}", "Give the server more memory (`maxmemory`)."
+            "full",
+            parts,
+            f"The memory of the server is full: {text}",
+            "If usage waits in Redis, run a worker. If not, give the server more memory (`maxmemory`).",
         )
     if any(word in text for word in ("NOREPLICAS", "MISCONF")):
         return ServerFinding(

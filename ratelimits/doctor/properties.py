@@ -9,11 +9,10 @@ from typing import Any
 from ratelimits.conf import conf
 from ratelimits.doctor.findings import ServerFinding
 from ratelimits.doctor.parts import Part
+from ratelimits.engine import memory
 
 #: The oldest supported version of Redis. Valkey names the version of Redis that it is compatible with: 7.2.4.
 OLDEST = (6, 2)
-#: If a server uses at least this share of its maximum memory, it soon refuses to count.
-FULL = 0.95
 #: The parts that write. A server that refuses writes lets none of them work.
 WRITING = frozenset(Part)
 
@@ -27,6 +26,8 @@ class Properties:
     version: str
     #: The version of Redis with which the server is compatible.
     compatible: tuple[int, ...]
+    #: How much memory it uses, if it names a maximum.
+    use: memory.Use | None
     #: Used memory in bytes.
     memory: int | None
     #: Maximum memory in bytes; 0 for no maximum.
@@ -46,6 +47,11 @@ class Properties:
         """Return whether the server says that it deletes keys when its memory is full."""
         return self.policy not in (None, "noeviction")
 
+    @property
+    def may_use_reserve(self) -> bool:
+        """Return whether the app may use the reserve of this server when its memory is full."""
+        return self.use is not None and self.use.level < memory.Shortage.BEYOND
+
 
 def properties(info: Mapping[str, Any]) -> Properties:
     """Return the properties in the reply to INFO, as redis-py reads it."""
@@ -56,6 +62,7 @@ def properties(info: Mapping[str, Any]) -> Properties:
         product="Valkey" if valkey_version else "Redis" if redis_version else "",
         version=str(valkey_version or redis_version),
         compatible=tuple(int(part) for part in redis_version.split(".")[:2] if part.isdigit()),
+        use=memory.use_of(info),
         memory=int(info["used_memory"]) if "used_memory" in info else None,
         max_memory=int(info.get("maxmemory", 0)),
         policy=str(info["maxmemory_policy"]) if info.get("maxmemory_policy") else None,
@@ -91,14 +98,26 @@ def unsuitable(found: Properties, *, in_cluster: bool = False) -> Iterator[Serve
         )
     yield from append_only(found)
     yield from eviction(found)
-    if found.max_memory and found.memory is not None and found.memory >= FULL * found.max_memory:
-        yield ServerFinding(
-            "full",
-            frozenset(),
-            f"The server uses {found.memory / found.max_memory:.0%} of its maximum memory. A full server refuses to"
-            " count: the failure policies decide then.",
-            "Give the server more memory (`maxmemory`).",
+    yield from short_memory(found)
+
+
+def short_memory(found: Properties) -> Iterator[ServerFinding]:
+    """Yield a finding if the server is full, or soon is. Only the walks show which parts do not work any more."""
+    if found.use is None or found.use.level < memory.Shortage.SHORT:
+        return
+    if found.may_use_reserve:
+        then = (
+            "A full server still decides and counts, in a reserve above its maximum memory, but new addresses share"
+            " counts (docs/scaling.md)."
         )
+    else:
+        then = "The reserve is used too, so it refuses to decide: the failure policies answer (docs/scaling.md)."
+    yield ServerFinding(
+        "full",
+        frozenset(),
+        f"The server uses {found.use.share:.0%} of its maximum memory. {then}",
+        "If usage waits in Redis, run a worker. If not, give the server more memory (`maxmemory`).",
+    )
 
 
 def append_only(found: Properties) -> Iterator[ServerFinding]:

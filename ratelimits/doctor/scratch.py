@@ -47,6 +47,8 @@ class Scratch:
     all_servers: Wire
     #: The Redis keys that were perhaps written, as a set that keeps the order.
     written: dict[str, None] = field(default_factory=dict)
+    #: Whether the app may use the reserve of this server if its memory is full (see engine/memory.py).
+    may_use_reserve: bool = False
 
     @property
     def server(self) -> Server:
@@ -72,13 +74,14 @@ class Scratch:
         return not self.written
 
 
-def scratch(server: Server, shard: int) -> Scratch:
+def scratch(server: Server, shard: int, *, may_use_reserve: bool = False) -> Scratch:
     """Return a new place for the doctor on the server that has this shard."""
     keyspace = server.keyspace
     # The first part in braces says in which slot of a cluster a key is. The scripts read a prefix as far as "}:".
     home = f"{keyspace.prefix(shard).removesuffix(':')}doctor-{secrets.token_hex(6)}}}:"
     scratch_keyspace = ScratchKeyspace(keyspace.namespace, 1, keyspace.slots_move, home)
-    place = Scratch(server.wire.wire_of(keyspace, shard), scratch_keyspace, server.wire)
+    wire = server.wire.wire_of(keyspace, shard)
+    place = Scratch(wire, scratch_keyspace, server.wire, may_use_reserve=may_use_reserve)
     for name in (*SHARD_KEYS.values(), *map(name_of, KEYS), "prefetched", "fence"):
         place.key(name)
     return place

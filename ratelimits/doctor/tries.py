@@ -6,12 +6,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from redis.exceptions import ResponseError
+
 from ratelimits.conf import conf
 from ratelimits.doctor.commands import KEYS, USED, Used
 from ratelimits.doctor.errors import Who, of_command, who_asks
 from ratelimits.doctor.findings import ServerFinding, merged
 from ratelimits.doctor.parts import Part
 from ratelimits.doctor.scratch import TIME_TO_LIVE, Scratch, name_of, scratch
+from ratelimits.engine import memory
 from ratelimits.engine.cluster.wire import ClusterWire
 from ratelimits.engine.server import Server
 
@@ -51,8 +54,10 @@ def refusals(scratch: Scratch, who: Who, *, cluster: bool) -> list[ServerFinding
 
 def _found(replies: Iterable[tuple[Used, Any]], parts_of: Any, who: Who) -> Iterator[ServerFinding]:
     for used, reply in replies:
-        if not isinstance(reply, Exception):
+        if not isinstance(reply, ResponseError):
             continue
+        if memory.is_refusal(reply):
+            continue  # the app's scripts write in another way when the memory is full: only the walks show what works
         parts: frozenset[Part] = frozenset(parts_of(used))
         # Any other error comes from an earlier refusal: for example, LSET finds no list if RPUSH was refused.
         if (finding := of_command(reply, used.name, parts, who)) is not None:

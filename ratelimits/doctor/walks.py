@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.algorithms.calendar import boundaries
 from ratelimits.algorithms.limits import (
@@ -28,6 +28,7 @@ from ratelimits.algorithms.limits import (
 )
 from ratelimits.doctor.parts import Part
 from ratelimits.doctor.scratch import TIME_TO_LIVE, Expiring, Scratch, expiring
+from ratelimits.engine import memory
 from ratelimits.engine.assemble import scripts
 from ratelimits.engine.call import ANY, Call, Meter, Op, Usage, new_nonce
 from ratelimits.engine.command import Command, further_keys, state_keys
@@ -75,13 +76,20 @@ def walk(scratch: Scratch, part: Part) -> Exception | None:
 
 def _decide(scratch: Scratch, call: Call) -> Decision:
     """Decide a call on the doctor's keys, as `engine.decide` does on the project's."""
-    keyspace, command, nonce = scratch.keyspace, Command(scratch.keyspace, call), new_nonce()
+    keyspace, nonce = scratch.keyspace, new_nonce()
+    command = Command(keyspace, call, full=False)
     shards = [0] * len(call.keys)
     for key in (*state_keys(keyspace, call, shards), *further_keys(keyspace, call, shards)):
         scratch.written[key] = None
     for _ in range(2):
         # The first reply can say that this process has another time than the server. `parse_reply` corrects it.
-        decision = parse_reply(call, scratch.wire.call(Expiring(command), nonce), nonce)
+        try:
+            reply = scratch.wire.call(Expiring(command), nonce)
+        except ResponseError as error:
+            if not memory.is_refusal(error) or not scratch.may_use_reserve:
+                raise
+            reply = scratch.wire.call(Expiring(Command(keyspace, call, full=True)), nonce := new_nonce())
+        decision = parse_reply(call, reply, nonce)
         if decision is not None:
             return decision
     raise WrongError("the server's clock jumps: it was outside of the present billing period twice")
@@ -140,7 +148,7 @@ def _bills(scratch: Scratch) -> None:
     """Seal the batch of `_counts`, read it, check that the server can keep it, and delete it."""
     meta = scratch.keyspace.meta(0)
     sealing = (secrets.token_hex(12), "", str(time.time_ns() // 1000))
-    _eval(scratch, "run", "batch", "seal", key=meta, arguments=sealing)
+    _eval(scratch, "memory/full", "run", "batch", "seal", key=meta, arguments=sealing)
     run, _up, _now, _incarnation, _seq, _at, count, names, *_rest = _eval(
         scratch, "run", "pending", key=meta, arguments=("64",)
     )
@@ -174,6 +182,8 @@ def _waits(scratch: Scratch) -> None:
     """Take from a list what a script puts into it."""
     freed = scratch.key("try-freed")
     text = "redis.call('RPUSH', KEYS[1], ARGV[1]) redis.call('PEXPIRE', KEYS[1], ARGV[2]) return 1"
+    if scratch.may_use_reserve:
+        text = f"{scripts.text('memory/full')}\n{text}"
     scratch.client.eval(text, 1, freed, "lease", TIME_TO_LIVE)
     if scratch.wire.pop(freed, 1.0) != b"lease":
         raise WrongError("a call that waits for a lease was not served")
@@ -182,7 +192,7 @@ def _waits(scratch: Scratch) -> None:
 def _edits(scratch: Scratch) -> None:
     """Publish a version of the rules, and read it."""
     head = scratch.keyspace.head(0)
-    _eval(scratch, "publish", key=head, arguments=("7",))
+    _eval(scratch, "memory/full", "publish", key=head, arguments=("7",))
     stored = scratch.client.get(head)
     if not stored or stored.split()[0] != b"7":
         raise WrongError(f"the published version 7 is stored as {stored!r}")

@@ -66,14 +66,15 @@ class Command:
 
     __slots__ = ("_cached", "_front", "_layout", "call", "full", "is_first", "keyspace", "parts", "script")
 
-    def __init__(self, keyspace: Keyspace, call: Call) -> None:
+    def __init__(self, keyspace: Keyspace, call: Call, *, full: bool | None = None) -> None:
+        """Make the command. `full` is as the attribute; if it is None, the known level of memory decides."""
         self.keyspace = keyspace
         self.call = call
         #: In a cluster, the commands that are sent instead of this one, one for each shard. cluster/split.py sets them.
         self.parts: Any = None
         program, usage = call.program, call.usage
         #: Whether the script writes although the server's memory is full.
-        self.full = memory.level is Shortage.FULL
+        self.full = memory.level is Shortage.FULL if full is None else full
         #: Whether the call has a lasting limit (restored from the ledger if Redis loses its state), and this command
         #: was not decided yet in this run of the server.
         self.is_first = program.lasts and call.op is Op.TRY

@@ -12,6 +12,8 @@ from enum import StrEnum
 
 from redis.exceptions import ResponseError
 
+from ratelimits.engine import memory
+
 
 class Reason(StrEnum):
     """Why a server refused a command."""
@@ -65,8 +67,8 @@ def refused(error: BaseException, command: str = "", keys: str = "~rl:*") -> Ref
     than its caller, so leave it out for EVAL and EVALSHA, except if the script sends only this command. `keys` is the
     pattern of the Redis keys that the user needs.
     """
-    if not isinstance(error, ResponseError):
-        return None
+    if not isinstance(error, ResponseError) or memory.is_refusal(error):
+        return None  # a full server says "command not allowed" too
     text = str(error)
     for reason, said in _SAID:
         if (found := said.search(text)) is not None:

@@ -83,6 +83,23 @@ def test_each_unsuitable_setting_is_named(redis_client: redis.Redis) -> None:
     assert wrong == []
 
 
+def test_a_full_server_works_until_its_reserve_is_used(redis_client: redis.Redis) -> None:
+    """The memory is never taken for commands that are missing."""
+    wrong = []
+    for megabytes, works in ((0, {*Part} - {Part.TRIES}), (8, set())):
+        redis_client.set("ballast", "x" * (megabytes << 20))
+        with settings_of_server(redis_client, maxmemory="1mb"):
+            one = only()
+        redis_client.delete("ballast")
+        if [found.name for found in one.findings] != ["full"] or not works <= {*Part} - failing(one):
+            wrong.append(f"{megabytes}: {failing(one)}: {one.findings}")
+        if megabytes and not {Part.LIMITS, Part.COUNTS} <= failing(one):
+            wrong.append(f"{megabytes}: the failure policies answer, but the doctor says {failing(one)}")
+        if redis_client.keys():
+            wrong.append(f"{megabytes}: left {redis_client.keys()}")
+    assert wrong == []
+
+
 def test_a_policy_that_evicts_hides_no_other_finding(redis_client: redis.Redis, redis_url: str) -> None:
     with (
         settings_of_server(redis_client, maxmemory_policy="allkeys-lru"),
