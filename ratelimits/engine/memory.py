@@ -49,7 +49,7 @@ class Shortage(IntEnum):
 
 #: The level, as this process knows it.
 level = Shortage.NONE
-#: Whether the servers hide how much memory they have, or have no maximum. None: nobody has asked them yet.
+#: Whether a server hides how much memory it has, or no server has a maximum. None: nobody has asked them yet.
 _is_unknown: bool | None = None
 #: Functions that are called after the level has changed.
 on_change: list[Callable[[], object]] = []
@@ -94,11 +94,19 @@ def use_of(info: Mapping[str, Any]) -> Use | None:
     return Use(int(info["used_memory"]) - int(info.get("mem_not_counted_for_evict", 0)), most)
 
 
-def note(uses: Sequence[Use]) -> None:
-    """Note how much memory the servers use that name a maximum."""
+def note(uses: Sequence[Use], *, hidden: bool = False, away: bool = False) -> None:
+    """Note how much memory the servers use that name a maximum.
+
+    hidden  whether another server does not say how much memory it has. Then no server gets the reserve, because nobody
+            would notice that it is used up
+    away    whether another server does not answer. Then the level stays as it was if it was higher, but below FULL
+    """
     global _is_unknown
-    _is_unknown = not uses
-    _set(max((use.level for use in uses), default=Shortage.NONE))
+    _is_unknown = hidden or not uses
+    reached = max((use.level for use in uses), default=Shortage.NONE)
+    if away:
+        reached = max(reached, min(level, Shortage.SHORT))
+    _set(Shortage.BEYOND if hidden and reached is Shortage.FULL else reached)
 
 
 def note_refusal() -> bool:

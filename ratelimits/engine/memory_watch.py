@@ -7,12 +7,13 @@ command because it is full. Then it asks every second, until there is enough mem
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.background import Background
 from ratelimits.engine import memory
-from ratelimits.engine.memory import Shortage
+from ratelimits.engine.memory import Shortage, Use
 from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.connection import Unavailable
 from ratelimits.logs import bounded
@@ -26,12 +27,16 @@ ADDRESSES = 100
 PAUSE = 1.0
 #: Seconds between two times that a process asks although nothing happens.
 _IDLE = 3600.0
+#: For how many seconds full servers that do not say how much memory they use may still use the reserve.
+PATIENCE = 10.0
 
 #: How many new addresses this process has seen since it asked. Threads can add to it at the same time: it need not be
 #: exact.
 _new_addresses = 0
 #: The moment from which new addresses let the process ask again, in seconds of the monotonic clock.
 _not_before = 0.0
+#: Since when no server has said how full it is, although memory is full. None: the last answer was not late.
+_silent_since: float | None = None
 
 
 def address_seen() -> None:
@@ -59,19 +64,66 @@ memory.on_refusal = _refused
 
 
 def look() -> None:
-    """Ask all servers, and note how much memory they use. If one of them does not answer, note nothing."""
-    try:
-        server = current_server()
-        asked = server.wire.servers(server.keyspace, range(server.keyspace.shards))
-        uses = [use for client, _shards in asked if (use := memory.use_of(client.info("memory"))) is not None]
-    except (RedisError, Unavailable, OSError) as error:
-        logger.debug("It is not known how much memory Redis uses: %s", error)
-        return
+    """Ask all servers, and note how much memory they use. If none of them answers, note nothing.
+
+    But a server that does not answer this question perhaps decides all the same. So it does not get the reserve for
+    longer than PATIENCE: after that, it counts as a server that hides how much memory it has.
+    """
+    global _silent_since
+    uses, answers, hidden, away = _ask()
+    if not answers and not hidden:
+        if memory.level < Shortage.FULL:
+            return
+        _silent_since = time.monotonic() if _silent_since is None else _silent_since
+        if time.monotonic() - _silent_since < PATIENCE:
+            return
+        hidden, away = True, False
+    _silent_since = None
     before = memory.level
-    memory.note(uses)
+    memory.note(uses, hidden=hidden, away=away)
+    if hidden and before >= Shortage.FULL:
+        logger.warning(
+            "A Redis server that is full does not say how much memory it has (INFO), so MEMORY_BUDGET does nothing, and"
+            " the failure policies decide what it refuses."
+        )
     if Shortage.NONE < memory.level != before:
         shares = ", ".join(f"{use.share:.0%}" for use in uses)
         logger.warning("The memory of Redis is short (%s of `maxmemory`): new addresses are counted together.", shares)
+
+
+class _Found(NamedTuple):
+    """What the servers have answered: their uses of memory, and how many answered.
+
+    hidden  whether a server refuses to answer
+    away    whether a server did not answer
+    """
+
+    uses: list[Use]
+    answers: int
+    hidden: bool
+    away: bool
+
+
+def _ask() -> _Found:
+    uses, answers, hidden, away = [], 0, False, False
+    try:
+        server = current_server()
+        for client, _shards in server.wire.servers(server.keyspace, range(server.keyspace.shards)):
+            try:
+                use = memory.use_of(client.info("memory"))
+            except ResponseError as error:  # the user may not send INFO, or the server does not have it
+                hidden = True
+                logger.debug("A server does not say how much memory it uses: %s", error)
+            except (RedisError, OSError) as error:
+                away = True
+                logger.debug("It is not known how much memory a server uses: %s", error)
+            else:
+                answers += 1
+                uses += [] if use is None else [use]
+    except (RedisError, Unavailable, OSError) as error:
+        away = True
+        logger.debug("It is not known how much memory Redis uses: %s", error)
+    return _Found(uses, answers, hidden, away)
 
 
 def _wake() -> None:
