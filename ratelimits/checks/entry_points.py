@@ -27,6 +27,15 @@ from ratelimits.view_keys import check_key
 _THROTTLE = "ratelimits.throttling.QuotaThrottle"
 #: A project that imports one of these modules asks for decisions, although its settings and views do not show this.
 _OTHER_ENTRY_POINTS = ("ratelimits.ninja", "ratelimits.outbound")
+#: The middlewares that set `request.user`. They have names, because a project without users cannot import Django's.
+_AUTHENTICATION = frozenset(
+    {
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.auth.middleware.RemoteUserMiddleware",
+        "oauth2_provider.middleware.OAuth2TokenMiddleware",
+        "sesame.middleware.AuthenticationMiddleware",
+    }
+)
 
 
 @checks.register("ratelimits")
@@ -84,12 +93,44 @@ def check_middleware(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> 
     ]
 
 
+@checks.register("ratelimits")
+def check_order(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Return an error if PATHS are limited before the user is known: users would be counted by their address."""
+    first = next((index for index, path in enumerate(settings.MIDDLEWARE) if _finishes(path)), None)
+    if first is None or not _paths():
+        return []
+    late = [path for path in settings.MIDDLEWARE[first + 1 :] if _authenticates(path)]
+    if not late:
+        return []
+    return [
+        checks.Error(
+            f"MIDDLEWARE has {settings.MIDDLEWARE[first]!r} before {listed([repr(path) for path in late])}, so"
+            " RATELIMITS['PATHS'] is limited before the user is known: users are counted and billed by their address,"
+            " and no rule, plan or block of a user applies.",
+            hint="Place QuotaMiddleware after all middlewares that authenticate. If only addresses are limited on"
+            " purpose, add 'ratelimits.E052' to SILENCED_SYSTEM_CHECKS.",
+            id="ratelimits.E052",
+        )
+    ]
+
+
 def _finishes(path: str) -> bool:
-    """Return whether this path of MIDDLEWARE is QuotaMiddleware. Django itself reports a path that is wrong."""
+    """Return whether this path of MIDDLEWARE is QuotaMiddleware."""
+    return _is_subclass(_imported(path), QuotaMiddleware)
+
+
+def _authenticates(path: str) -> bool:
+    """Return whether this path of MIDDLEWARE is a class that sets `request.user`, or a subclass of one."""
+    bases = getattr(_imported(path), "__mro__", ())
+    return any(f"{base.__module__}.{base.__qualname__}" in _AUTHENTICATION for base in bases)
+
+
+def _imported(path: str) -> object:
+    """Return the middleware of a path; None if the path is wrong, which Django itself reports."""
     try:
-        return _is_subclass(import_string(path), QuotaMiddleware)
+        return import_string(path)
     except ImportError:
-        return False
+        return None
 
 
 @checks.register("ratelimits")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.conf import settings
+from django.contrib.auth.middleware import PersistentRemoteUserMiddleware
 from django.core import checks
 from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
@@ -49,6 +50,38 @@ def test_a_rate_that_the_throttles_cannot_read_is_an_error_that_says_what_to_wri
     assert str(user.hint).startswith("“100/month” is not a rate: months and years have no fixed length.")
     its = {**ours, "DEFAULT_THROTTLE_CLASSES": ["rest_framework.throttling.UserRateThrottle"]}
     assert messages(REST_FRAMEWORK=its) == []
+
+
+def test_a_middleware_that_authenticates_after_ours_is_an_error() -> None:
+    """Users would be counted by their address."""
+    ours, own = "ratelimits.middleware.QuotaMiddleware", "tests.checks.test_entry_points.OwnMiddleware"
+    session = "django.contrib.sessions.middleware.SessionMiddleware"
+    users = "django.contrib.auth.middleware.AuthenticationMiddleware"
+    remote = "tests.checks.test_entry_points.OwnRemoteUser"
+    paths = {**settings.RATELIMITS, "PATHS": ["/admin/"]}
+    found = {
+        order: [one for one in messages(MIDDLEWARE=list(order), RATELIMITS=paths) if one.id == "ratelimits.E052"]
+        for order in [
+            (session, ours, users),
+            (ours, session, users),
+            (own, session, users),
+            (session, users, ours, remote),
+            (session, users, ours),
+            (session, users, remote, own, "no.such.middleware"),
+            (session, ours),
+        ]
+    }
+    assert [[one.msg.partition(", so")[0] for one in errors] for errors in found.values()] == [
+        [f"MIDDLEWARE has {ours!r} before {users!r}"],
+        [f"MIDDLEWARE has {ours!r} before {users!r}"],
+        [f"MIDDLEWARE has {own!r} before {users!r}"],
+        [f"MIDDLEWARE has {ours!r} before {remote!r}"],
+        [],
+        [],
+        [],
+    ]
+    without_paths = messages(MIDDLEWARE=[ours, session, users])
+    assert "ratelimits.E052" not in {one.id for one in without_paths}, "views limit their requests later"
 
 
 def without_the_middleware() -> list[str]:
@@ -100,6 +133,10 @@ class Free(APIView):
 
 
 class OwnMiddleware(QuotaMiddleware):
+    pass
+
+
+class OwnRemoteUser(PersistentRemoteUserMiddleware):
     pass
 
 
