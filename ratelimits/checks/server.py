@@ -5,6 +5,7 @@ A refused command needs no broken server: hosted servers refuse some commands to
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -12,9 +13,10 @@ from django.apps import AppConfig
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from ratelimits.conf import conf
+from ratelimits.conf import conf, embedded
 from ratelimits.doctor.diagnosis import ServerDiagnosis, diagnose
 from ratelimits.doctor.findings import ServerFinding
 from ratelimits.doctor.needs import needed
@@ -36,12 +38,14 @@ _IDS = {
     "not-written": ("E051", "W050"),
     # If all works, W040 and W041 say it.
     "full": ("E051", ""),
-    # A server that is away is no matter of a check.
-    "connection": ("", ""),
+    "connection": ("E053", "E053"),
+    # The server answers, but not always: it is busy.
     "lost": ("", ""),
 }
 #: The ids of all other findings, such as a server that is too old.
 _OTHERS = ("E050", "W051")
+#: Commands that run these checks but work without a server. An error would stop them.
+_WITHOUT_SERVER = (["migrate"], ["test"])
 
 
 @checks.register("ratelimits", checks.Tags.database)
@@ -55,8 +59,28 @@ def check_redis_server(
         Rule.objects.using(conf.DATABASE).exists()  # before the first migration there is nothing to check
         parts = needed()
         return [message for one in diagnose() for message in _messages(one, parts)]
-    except (DatabaseError, RedisError, Unavailable, ServerStartError, OSError, ImproperlyConfigured):
-        return []  # The tables do not exist yet, a server is away, or another check reports the settings.
+    except (Unavailable, RedisConnectionError, ServerStartError, OSError) as error:
+        return [] if _needs_no_server() else [_away(error)]
+    except (DatabaseError, RedisError, ImproperlyConfigured):
+        return []  # The tables do not exist yet, or another check reports the settings.
+
+
+def _needs_no_server() -> bool:
+    return sys.argv[1:2] in _WITHOUT_SERVER
+
+
+def _away(error: Exception) -> checks.Error:
+    """Return the error for a cluster of which no node answers, and for an embedded server that does not start."""
+    return checks.Error(
+        f"The server does not answer: {type(error).__name__}: {error}",
+        hint="Look at the LOCATION of the cache, at the network, and at RATELIMITS['TIMEOUT']."
+        f" The server is {_alias()}.",
+        id="ratelimits.E053",
+    )
+
+
+def _alias() -> str:
+    return "embedded" if embedded.is_needed() else f"the cache alias {conf.CACHE_ALIAS!r}"
 
 
 def _messages(one: ServerDiagnosis, parts: Collection[Part]) -> Iterator[checks.CheckMessage]:
@@ -68,12 +92,13 @@ def _messages(one: ServerDiagnosis, parts: Collection[Part]) -> Iterator[checks.
 def _message(one: ServerDiagnosis, found: ServerFinding, parts: Collection[Part]) -> checks.CheckMessage | None:
     stopped = [part for part in Part if part in found.parts and part in parts]
     name = _IDS.get(found.name.partition(":")[0], _OTHERS)[0 if stopped else 1]
-    if not name:
+    if not name or (found.name == "connection" and _needs_no_server()):
         return None
     kind = checks.Error if name.startswith("E") else checks.Warning
     without = f" It stops: {', '.join(part.meaning for part in stopped)}." if stopped else ""
     return kind(
         f"{found.why.removesuffix('.')}.{without}",
-        hint=f"{found.mend.removesuffix('.')}. The server is {one.address}; `manage.py ratelimits_doctor` says more.",
+        hint=f"{found.mend.removesuffix('.')}. The server is {one.address} ({_alias()});"
+        " `manage.py ratelimits_doctor` says more.",
         id=f"ratelimits.{name}",
     )

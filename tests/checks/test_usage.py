@@ -81,7 +81,7 @@ def test_usage_that_no_rule_bills_needs_a_worker_too(settings: Any) -> None:
     assert ids() == ["ratelimits.W032"]
 
 
-def test_a_server_that_is_away_is_no_matter_of_a_check() -> None:
+def test_a_server_that_is_away_is_no_matter_of_the_checks_of_usage() -> None:
     rule("monthly", bills=True)
     away = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
     with override_settings(CACHES={**project.CACHES, "ratelimits": away}):
