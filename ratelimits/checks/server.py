@@ -59,9 +59,9 @@ def check_redis_server(
         Rule.objects.using(conf.DATABASE).exists()  # before the first migration there is nothing to check
         parts = needed()
         return [message for one in diagnose() for message in _messages(one, parts)]
-    except (Unavailable, RedisConnectionError, ServerStartError, OSError) as error:
+    except (Unavailable, RedisConnectionError, OSError) as error:
         return [] if _needs_no_server() else [_away(error)]
-    except (DatabaseError, RedisError, ImproperlyConfigured):
+    except (DatabaseError, RedisError, ServerStartError, ImproperlyConfigured):
         return []  # The tables do not exist yet, or another check reports the settings.
 
 
@@ -70,7 +70,7 @@ def _needs_no_server() -> bool:
 
 
 def _away(error: Exception) -> checks.Error:
-    """Return the error for a cluster of which no node answers, and for an embedded server that does not start."""
+    """Return the error for a cluster of which no node answers."""
     return checks.Error(
         f"The server does not answer: {type(error).__name__}: {error}",
         hint="Look at the LOCATION of the cache, at the network, and at RATELIMITS['TIMEOUT']."

@@ -203,19 +203,38 @@ def check_restored(
 def check_database(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Return an error if the database of the rules and the ledger cannot have the app's tables.
 
-    Warn if its moments cannot be stored exactly.
+    Warn if its moments cannot be stored exactly, or if it would refuse to write in requests of the project.
     """
     if _is_invalid("DATABASE"):
         return []
     if (problem := refused(conf.DATABASE)) is not None:
         return [checks.Error(problem.reason, hint=problem.advice, id="ratelimits.E014")]
-    return [] if settings.USE_TZ else list(_old_psycopg())
+    return [*_old_psycopg(), *_deferred_requests()]
+
+
+def _deferred_requests() -> Iterator[checks.CheckMessage]:
+    """Yield a warning if each request is a transaction of SQLite that gets its lock only when it first writes.
+
+    SQLite refuses this lock at once if another connection has written since the transaction began to read: no timeout
+    helps. The app's threads write during requests, for example the totals of the process.
+    """
+    connection = connections[conf.DATABASE]
+    mode = str((connection.settings_dict.get("OPTIONS") or {}).get("transaction_mode") or "DEFERRED").upper()
+    if connection.vendor == "sqlite" and connection.settings_dict.get("ATOMIC_REQUESTS") and mode == "DEFERRED":
+        yield checks.Warning(
+            f"The database {conf.DATABASE!r} is SQLite with ATOMIC_REQUESTS. A request that reads before it writes"
+            " fails with “database is locked” if a thread of the app writes between the two, as it does every few"
+            " seconds.",
+            hint=f"Write DATABASES[{conf.DATABASE!r}]['OPTIONS'] = {{'transaction_mode': 'IMMEDIATE'}}, or use"
+            " PostgreSQL.",
+            id="ratelimits.W056",
+        )
 
 
 def _old_psycopg() -> Iterator[checks.CheckMessage]:
     """Yield a warning if Django uses psycopg2 for PostgreSQL, in a project with `USE_TZ=False`."""
     connection: Any = connections[conf.DATABASE]
-    if connection.vendor == "postgresql" and connection.Database.__name__ == "psycopg2":
+    if not settings.USE_TZ and connection.vendor == "postgresql" and connection.Database.__name__ == "psycopg2":
         yield checks.Warning(
             "The project has USE_TZ = False, and Django uses psycopg2: when the clocks are put back, moments of the app"
             " can be wrong by an hour.",

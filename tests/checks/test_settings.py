@@ -195,3 +195,25 @@ def test_psycopg2_is_warned_of_where_django_stores_local_times(monkeypatch: pyte
     (warning,) = [one for one in messages(USE_TZ=False) if one.id == "ratelimits.W053"]
     assert "Django uses psycopg2" in warning.msg
     assert not [one for one in messages(USE_TZ=True) if one.id == "ratelimits.W053"]
+
+
+def test_sqlite_with_atomic_requests_needs_immediate_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that reads and then writes fails at once if a thread of the app wrote in between."""
+    database = connections["default"].settings_dict
+
+    def found(vendor: str, *, atomic: bool, mode: str | None) -> list[str]:
+        monkeypatch.setattr(connections["default"], "vendor", vendor)
+        monkeypatch.setitem(database, "ATOMIC_REQUESTS", atomic)
+        monkeypatch.setitem(database, "OPTIONS", {} if mode == "" else {"transaction_mode": mode})
+        return [str(one.hint) for one in messages() if one.id == "ratelimits.W056"]
+
+    for mode in ("", None, "deferred"):
+        (hint,) = found("sqlite", atomic=True, mode=mode)
+        assert "DATABASES['default']['OPTIONS'] = {'transaction_mode': 'IMMEDIATE'}" in hint
+    for vendor, atomic, mode in [
+        ("sqlite", True, "IMMEDIATE"),
+        ("sqlite", True, "exclusive"),
+        ("sqlite", False, ""),
+        ("postgresql", True, ""),
+    ]:
+        assert found(vendor, atomic=atomic, mode=mode) == []
