@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Coroutine
@@ -386,15 +387,19 @@ def test_the_project_may_make_the_whole_response(ask: Ask, settings: Any) -> Non
 def test_the_function_of_the_documentation_works(ask: Ask, settings: Any, tmp_path: Path) -> None:
     page = (Path(__file__).parents[1] / "docs" / "requests" / "refusals.md").read_text()
     (snippet,) = re.findall(r"^```python\n(def refused.*?)^```", page, re.MULTILINE | re.DOTALL)
-    names: dict[str, Any] = {"render": render}
+    names: dict[str, Any] = {"math": math, "render": render}
     exec(compile(snippet, "docs/requests/refusals.md", "exec"), names)
-    (tmp_path / "slow_down.html").write_text("{{ rule }}: {{ seconds|floatformat:0 }}")
+    (tmp_path / "slow_down.html").write_text("{{ rule }}: {{ seconds }}")
     settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [tmp_path]}]
     settings.RATELIMITS = {**settings.RATELIMITS, "REFUSAL_RESPONSE": names["refused"]}
     rule("few", "fixed_window", capacity=1, period=10**6, window_start="first_hit")
     ask()
-    refused: Any = ask()
-    assert (refused.status_code, refused.content) == (429, b"few: 1000000")
+    browser = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+    refused: Any = ask(HTTP_ACCEPT=browser)
+    assert (refused.status_code, refused.content) == (429, f"few: {refused['Retry-After']}".encode())
+    for program in ({}, {"HTTP_ACCEPT": "*/*"}, {"HTTP_ACCEPT": "application/json"}):
+        refused = ask(**program)
+        assert (refused.status_code, b"few: " in refused.content) == (429, False)
 
 
 def test_its_response_is_also_that_of_a_block(ask: Ask, settings: Any) -> None:

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from datetime import timedelta
 from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
@@ -16,18 +17,23 @@ from uuid import UUID
 
 import pytest
 from django.conf import settings
+from django.conf.urls.i18n import i18n_patterns
 from django.contrib.auth.models import User
+from django.core.checks import run_checks
 from django.core.management import execute_from_command_line
+from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory, override_settings
 from django.urls import include, path
 from django.utils import timezone
 
 from project.models import ApiKey
 from ratelimits.alerts import webhook
+from ratelimits.conf import DEFAULTS
 from ratelimits.identity import Identity
-from ratelimits.models import Alert
+from ratelimits.models import Alert, TaskRun
 from ratelimits.quota import checking
 from ratelimits.signals import request_refused, threshold_reached
+from ratelimits.status.facts import Level, facts
 from ratelimits.testing import override_rules
 from tests.support.reports.invoices import account, close, spend
 from tests.support.rows import rule
@@ -145,6 +151,46 @@ class TestInDjango:
         (route,) = run('path("metrics/ratelimits"', urlpatterns=[], path=path)["urlpatterns"]
         with override_settings(RATELIMITS={**settings.RATELIMITS, "TELEMETRY": ["prometheus"]}):
             assert b"ratelimits_redis_up 1.0" in route.callback(RequestFactory().get("/metrics/ratelimits")).content
+
+
+def page(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fsync_at_once")
+class TestWithoutTheFrameworkAndCelery:
+    @pytest.fixture
+    def shop(self, settings: Any) -> None:
+        """Apply the settings of the page to the settings of the tests."""
+        others = [name for name in settings.MIDDLEWARE if "ratelimits" not in name]
+        names = run('"/contact/": {', MIDDLEWARE=others, LANGUAGES=settings.LANGUAGES)
+        names["RATELIMITS"] |= {"NAMESPACE": settings.RATELIMITS["NAMESPACE"]}
+        settings.MIDDLEWARE = names["MIDDLEWARE"]
+        settings.RATELIMITS = {**settings.RATELIMITS, "SEAL_INTERVAL": DEFAULTS["SEAL_INTERVAL"], **names["RATELIMITS"]}
+        urls = ModuleType("urls")
+        urls.urlpatterns = [path("contact/", page), *i18n_patterns(path("search/", page))]  # type: ignore[attr-defined]
+        settings.ROOT_URLCONF = urls
+
+    @pytest.mark.usefixtures("shop")
+    def test_the_paths_are_limited_in_each_language(self, client: Client) -> None:
+        with override_rules([{"name": "searches", "rate": "2/h", "key_kind": "ip", "scope": "search"}]):
+            paths = "/en/search/", "/contact/", "/zh-hans/search/", "/en/search/", "/zh-hans/search/", "/contact/"
+            answers = [client.get(path).status_code for path in paths]
+        assert answers == [200, 200, 200, 429, 429, 200]
+        assert {one.id for one in run_checks(tags=["ratelimits"])} & {"ratelimits.W008", "ratelimits.W009"} == set()
+
+    @pytest.mark.usefixtures("shop")
+    def test_the_status_page_is_green_between_two_runs_of_cron(self) -> None:
+        for line in snippet("ratelimits_seal && python").text.splitlines():
+            for command in line.split("&& ")[1:]:
+                execute_from_command_line(shlex.split(command)[1:])
+        rows = {run.task: run.succeeded_at for run in TaskRun.objects.all()}
+        for task, seconds in {"seal": 60, "drain": 60, "finalise": 3_600}.items():
+            assert rows[task] is not None
+            TaskRun.objects.filter(task=task).update(succeeded_at=timezone.now() - timedelta(seconds=seconds + 30))
+        levels = {fact.name: fact.level for fact in facts()}
+        assert {levels[task] for task in ("seal", "drain", "finalise", "watermark")} == {Level.GREEN}
 
 
 class TestAlerts:

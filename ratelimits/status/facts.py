@@ -292,7 +292,10 @@ def _watermark(using: str, has_billing_rule: bool, now: float) -> Fact:
 
 
 def _worker_hint() -> str:
-    return _("Is a worker running that seals and drains, and is anything in quarantine?")
+    return _(
+        "Is a worker running that seals and drains, or does cron run ratelimits_seal and ratelimits_drain, and is"
+        " anything in quarantine?"
+    )
 
 
 def _level_of_age(age: float, interval: float) -> Level:
@@ -459,7 +462,10 @@ def _task(
     word, level = _("never"), Level.AMBER if has_billing_rule else Level.UNKNOWN
     hint = _("Start a Celery worker with the app's beat schedule, or run ratelimits_%(task)s.") % {"task": name}
     if succeeded is not None:
-        hint = _("Is a worker running that has the app's beat schedule?")
+        hint = _(
+            "Is a worker running that has the app's beat schedule? Without Celery, let cron run ratelimits_%(task)s,"
+            " and set %(setting)s to the seconds between two runs."
+        ) % {"task": name, "setting": f"{name.upper()}_INTERVAL"}
         age = (now - succeeded).total_seconds()
         word, level = ago(age), _level_of_age(age, interval)
     if (
@@ -468,8 +474,8 @@ def _task(
     ):
         hint = _(
             "No worker has been seen since %(moment)s UTC. Start a Celery worker with the app's beat schedule, and"
-            " let a supervisor start it again whenever it ends."
-        ) % {"moment": f"{last_seen:%Y-%m-%d %H:%M:%S}"}
+            " let a supervisor start it again whenever it ends. Without Celery, let cron run ratelimits_%(task)s."
+        ) % {"moment": f"{last_seen:%Y-%m-%d %H:%M:%S}", "task": name}
     if failed is not None and (succeeded is None or failed > succeeded):
         return Fact(name, title, Level.RED, word, _("The last run failed: %(error)s") % {"error": run.error})
     detail = f"{succeeded:%Y-%m-%d %H:%M:%S} UTC" if succeeded is not None and level is Level.GREEN else hint

@@ -131,6 +131,7 @@ def test_it_is_said_since_when_no_worker_was_seen() -> None:
     TaskRun.objects.update(succeeded_at=gone)
     for name in ("seal", "drain"):
         assert f"No worker has been seen since {gone:%Y-%m-%d %H:%M:%S} UTC." in found()[name].detail
+        assert f"Without Celery, let cron run ratelimits_{name}." in found()[name].detail
     TaskRun.objects.filter(task="drain").update(failed_at=timezone.now())
     assert "No worker" not in found()["seal"].detail, "a worker fails, but runs"
 
@@ -310,6 +311,10 @@ def test_a_task_that_is_late_or_fails_is_said() -> None:
     for seconds, level in ((1, Level.GREEN), (181, Level.AMBER), (601, Level.RED)):
         TaskRun.objects.update_or_create(task="seal", defaults={"succeeded_at": now - timedelta(seconds=seconds)})
         assert found()["seal"].level is level
+    advice = "Without Celery, let cron run ratelimits_drain, and set DRAIN_INTERVAL to the seconds between two runs."
+    TaskRun.objects.update_or_create(task="seal", defaults={"succeeded_at": now})
+    TaskRun.objects.update_or_create(task="drain", defaults={"succeeded_at": now - timedelta(seconds=100)})
+    assert advice in found()["drain"].detail
     TaskRun.objects.update(succeeded_at=now - timedelta(seconds=5), failed_at=now, error="RedisError: full")
     assert (found()["seal"].level, found()["seal"].detail) == (Level.RED, "The last run failed: RedisError: full")
 
@@ -323,7 +328,10 @@ def test_before_the_first_run_the_facts_say_what_to_start() -> None:
     run_all()
     assert "Start" not in "".join(fact.detail for fact in found().values())
     ShardState.objects.filter(shard=3).delete()
-    assert found()["watermark"].detail == ("Is a worker running that seals and drains, and is anything in quarantine?")
+    assert found()["watermark"].detail == (
+        "Is a worker running that seals and drains, or does cron run ratelimits_seal and ratelimits_drain, and is"
+        " anything in quarantine?"
+    )
 
 
 def test_a_task_that_never_ran_is_not_due_until_its_interval_has_passed_since_the_first_seal() -> None:
