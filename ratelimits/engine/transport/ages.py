@@ -10,6 +10,7 @@ Nothing comes back on such a connection, not even an error. So it is found befor
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,9 @@ LIFETIME = 240.0
 #: TCP probes a connection that is idle for this number of seconds, then every INTERVAL seconds. After PROBES probes
 #: without a reply the connection is closed.
 KEEPALIVE, INTERVAL, PROBES = 15, 5, 3
+#: The first byte of the `tcp_info` of Linux, if the other side has reset the connection (CLOSE) or has sent its end
+#: (CLOSE_WAIT).
+_ENDED = (b"\x07", b"\x08")
 PING = b"*1\r\n$4\r\nPING\r\n"
 
 
@@ -54,6 +58,22 @@ class Ages:
         From now on, connections that were idle as long are replaced without asking, so that no call waits for them.
         """
         self.oldest = max(self.asked, min(self.oldest, idle))
+
+
+def ended(sock: Any) -> bool:
+    """Return whether the other side has already sent the end of the connection. If so, send no command on it.
+
+    Ask before a command is sent. Afterwards nothing proves that the other side did not get the command: a proxy that
+    drains its connections sends the end to the client, and still forwards what the client sends. Even if it then resets
+    the connection, it has perhaps forwarded the command before. The answer is False if the system does not say (only
+    Linux does, and only for TCP).
+    """
+    if sys.platform != "linux":
+        return False
+    try:
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) in _ENDED
+    except (OSError, AttributeError):
+        return False
 
 
 def closed(connection: Any) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
 import socket
+import ssl
 import struct
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -23,8 +25,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ratelimits.engine.run import ASK_RUN, run_after, run_of
-from ratelimits.engine.transport.ages import closed
-from ratelimits.engine.transport.arrival import ended, not_written
+from ratelimits.engine.transport.ages import closed, ended
 from ratelimits.engine.transport.credentials import connect
 
 
@@ -66,6 +67,17 @@ class NotReached(NotSent, RedisConnectionError):
     """No node of a cluster could be asked."""
 
 
+#: Errors of a connection that is already lost. If `sendall` raises one of them, the kernel did not take the last bytes
+#: of the command, and a server does nothing with a part of a command.
+_LOST = {
+    errno.EPIPE,
+    errno.ECONNRESET,
+    errno.ECONNABORTED,
+    errno.ENOTCONN,
+    errno.ETIMEDOUT,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+}
 #: Errors with which a server refuses a write. The error of a script contains the error of its command.
 _WRITE_REFUSED = re.compile(r"^NOREPLICAS |-(?:READONLY|NOREPLICAS) ")
 
@@ -89,6 +101,16 @@ def failure(error: BaseException) -> Unavailable:
     # A Sentinel connection replaces a ReadOnlyError by an error with this text.
     refused = isinstance(error, BusyLoadingError) or str(error) == "The previous master is now a slave"
     return NotSent(str(error)) if refused else Unanswered(str(error))
+
+
+def not_written(error: BaseException | None) -> bool:
+    """Return whether this error of `sendall` means that a part of the command was never sent.
+
+    The handler of a signal can raise a TimeoutError after `sendall` has sent everything. Such an error has no number.
+    """
+    if isinstance(error, ssl.SSLError):
+        return isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError)
+    return isinstance(error, OSError) and error.errno in _LOST
 
 
 #: A parser returns this object if it needs more bytes for a reply.

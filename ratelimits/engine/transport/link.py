@@ -17,8 +17,7 @@ from redis.exceptions import AuthenticationError, InvalidResponse, RedisError, R
 
 from ratelimits.engine.assemble.scripts import Script
 from ratelimits.engine.resp import Sendable
-from ratelimits.engine.transport.ages import PING, Ages
-from ratelimits.engine.transport.arrival import ended
+from ratelimits.engine.transport.ages import PING, Ages, ended
 from ratelimits.engine.transport.connection import MORE, NotSent, Unanswered, failure, refuses_writes
 
 #: Maximum number of commands that are written and not answered. A server decides 128 commands in about 10 ms.

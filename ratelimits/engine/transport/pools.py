@@ -155,18 +155,6 @@ def no_retry_pool(pool: Any, timeout: float) -> Any:
     return _Pool(ages, connection_class=pool.connection_class, max_connections=_UNLIMITED, **kwargs)
 
 
-#: Maximum seconds of one blocking command. A longer wait is split into several commands.
-LONGEST_BLOCK = 30.0
-
-
-def blocking_pool(pool: Any) -> Any:
-    """Return a pool like `pool`. Its connections wait for a reply a little longer than LONGEST_BLOCK."""
-    copied = no_retry_pool(pool, pool.connection_kwargs["socket_timeout"])
-    copied.connection_kwargs["socket_timeout"] = LONGEST_BLOCK + 5  # seconds
-    copied.ages = pool.ages
-    return copied
-
-
 def _addresses(manager: Any) -> list[tuple[str, int]]:
     arguments = [sentinel.connection_pool.connection_kwargs for sentinel in manager.sentinels]
     return [(kwargs["host"], kwargs["port"]) for kwargs in arguments]

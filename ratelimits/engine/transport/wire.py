@@ -11,14 +11,12 @@ A call that was not sent raises NotSent. If the reply was lost, the call raises 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import redis
-import redis.asyncio
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 from redis.connection import BlockingConnectionPool, ConnectionPool
@@ -32,11 +30,12 @@ from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.refused import refused
 from ratelimits.engine.resp import Sendable, evaluating, loading, loading_first
 from ratelimits.engine.run import SCRIPT as RUN_SCRIPT
+from ratelimits.engine.transport import blocking
 from ratelimits.engine.transport.connection import Dropped, NotSent, Unanswered, exchange, greet
 from ratelimits.engine.transport.credentials import follow
 from ratelimits.engine.transport.idle import IdleConnections, RenewableConnections, process
 from ratelimits.engine.transport.multiplexed import MAX_LOADS, Multiplexed
-from ratelimits.engine.transport.pools import LONGEST_BLOCK, async_pool, blocking_pool, no_retry_pool
+from ratelimits.engine.transport.pools import async_pool, no_retry_pool
 
 
 def configured(alias: str) -> Any:
@@ -84,8 +83,6 @@ class Wire:
         #: The pool of the project, which the same provider of credentials perhaps serves.
         self._source = pool
         provider = pool.connection_kwargs.get("credential_provider")
-        self._blocking = blocking_pool(self._pool)
-        self._blocking_client = redis.Redis(connection_pool=self._blocking)
         #: The idle connections; None if the cache has a special pool, such as the pool of Sentinel. A special pool must
         #: be asked for each connection.
         self._idle: IdleConnections | None = None
@@ -107,8 +104,7 @@ class Wire:
         """Replace each connection before its next use, because there are new credentials."""
         if isinstance(self._idle, RenewableConnections):
             self._idle.renew()
-        for pool in (self._pool, self._blocking):
-            pool.renew()
+        self._pool.renew()
         for loop in [reference() for reference in self._loops.keyrefs()]:
             if loop in self._loops:
                 self._loops[loop][0].renew()
@@ -212,31 +208,11 @@ class Wire:
         The server gives the elements to the waiting callers in the order in which the callers came. Return None if this
         caller got no element within `seconds`. Raise NotSent if the server does not answer.
         """
-        end = time.monotonic() + seconds
-        try:
-            while (seconds_left := end - time.monotonic()) > 0:
-                taken: Any = self._blocking_client.blpop([key], timeout=_block_timeout(seconds_left))
-                if taken is not None:
-                    return bytes(taken[1])  # BLPOP returns the key and the element
-        except (RedisError, OSError) as error:
-            raise NotSent(str(error)) from error
-        return None
+        return blocking.pop(self._pool, key, seconds, self._timeout)
 
     async def apop(self, key: str, seconds: float) -> bytes | None:
         """Do the same as `pop`, in async code, on a new connection that only this call uses."""
-        pool = async_pool(self._blocking)
-        client: Any = redis.asyncio.Redis(connection_pool=pool)
-        end = time.monotonic() + seconds
-        try:
-            while (seconds_left := end - time.monotonic()) > 0:
-                taken = await client.blpop([key], timeout=_block_timeout(seconds_left))
-                if taken is not None:
-                    return bytes(taken[1])  # BLPOP returns the key and the element
-        except (RedisError, OSError) as error:
-            raise NotSent(str(error)) from error
-        finally:
-            await pool.disconnect()
-        return None
+        return await blocking.apop(self._pool, key, seconds, self._timeout)
 
     def stream(self, makers: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
         """Send many commands at once and return their replies in order.
@@ -318,14 +294,6 @@ class Wire:
         if shared is None or shared[0].process is not process():
             return await (await self._open_shared(loop)).exchange(command, nonce)
         return await shared[0].exchange(command, nonce)
-
-
-def _block_timeout(seconds_left: float) -> float:
-    """Return the timeout of a blocking command in seconds.
-
-    With 0, each server would block for ever, and with 0.001, Redis 6.2 does.
-    """
-    return round(min(max(seconds_left, 0.002), LONGEST_BLOCK), 3)
 
 
 def _exchanged(exchange: Callable[[bytes], Any], command: Sendable, run: str, nonce: bytes) -> Any:

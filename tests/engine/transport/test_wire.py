@@ -24,9 +24,10 @@ from ratelimits.engine.resp import resp
 from ratelimits.engine.run import read_run
 from ratelimits.engine.transport import idle, link
 from ratelimits.engine.transport.ages import IDLE
+from ratelimits.engine.transport.blocking import LONGEST_BLOCK, block_seconds
 from ratelimits.engine.transport.connection import NotSent, Unanswered
 from ratelimits.engine.transport.link import IN_FLIGHT
-from ratelimits.engine.transport.wire import Wire, _block_timeout
+from ratelimits.engine.transport.wire import Wire
 from tests.support.engine.proxy import Proxy
 from tests.support.engine.saying import COUNT, TIMEOUT, WHO, Said, let_be_idle, say, script_call
 from tests.support.eventually import until
@@ -64,6 +65,29 @@ class TestSending:
     def test_a_wait_with_nearly_no_time_left_ends(self, wire: Wire) -> None:
         """Redis 6.2 rounds one millisecond to 0, which means for ever."""
         assert wire.pop("nobody pushes", 1e-6) is None
+
+    def test_a_wait_for_an_element_ends_although_its_reply_is_lost(
+        self, opened: Callable[..., Wire], proxy: Proxy
+    ) -> None:
+        """Not only after the longest wait of all, in sync and in async code."""
+        wire, seconds, failures = opened(proxy.url, TIMEOUT), 1.0, []
+
+        def wait(pop: Callable[[], object]) -> None:
+            started = time.monotonic()
+            with pytest.raises(NotSent, match="no reply within 1"):
+                pop()
+            failures.append(time.monotonic() - started)
+
+        pops = (lambda: wire.pop("list", seconds), lambda: asyncio.run(wire.apop("list", seconds)))
+        threads = [threading.Thread(target=wait, args=(pop,)) for pop in pops]
+        for thread in threads:
+            thread.start()
+        proxy.wait_for(b"BLPOP", 2)
+        proxy.lose.set()
+        for thread in threads:
+            thread.join()
+        assert len(failures) == 2
+        assert max(failures) < LONGEST_BLOCK / 2
 
     def test_a_script_of_ours_is_known_by_its_digest(self, redis_client: redis.Redis) -> None:
         script = read("memory/full", "run", "batch", "seal")
@@ -785,6 +809,6 @@ def test_the_shortest_wait_for_a_list_ends_on_redis_6(tmp_path: Path) -> None:
     server = RunningServer(tmp_path / "s", binary=server_binary("redis6"))
     try:
         with redis.Redis(port=server.port, socket_timeout=10) as client:
-            assert client.blpop(["nothing"], timeout=_block_timeout(0.000_1)) is None
+            assert client.blpop(["nothing"], timeout=block_seconds(0.000_1)) is None
     finally:
         server.stop()

@@ -44,8 +44,7 @@ def let_be_idle(wire: Wire, seconds: float) -> None:
     """Let all connections of a wire seem idle for so many seconds longer."""
     for owned in wire._idle._idle if wire._idle is not None else ():
         owned.used -= seconds
-    for pool in (wire._pool, wire._blocking):
-        let_pool_be_idle(pool, seconds)
+    let_pool_be_idle(wire._pool, seconds)
     for shared, _end in wire._loops.values():
         if shared._link is not None:
             shared._link._used -= seconds
