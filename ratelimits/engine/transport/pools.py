@@ -104,17 +104,19 @@ class _Pool(ConnectionPool):
             # The credentials changed after the provider was asked. It has new ones now.
             connection = super().get_connection(*_NAMES)
         made, used = self._moments.get(connection, (now, now))
-        idle, answers = now - used, self._answers(connection, now - used)
-        if made < self._renewed or now - made > self.ages.lifetime or not answers:
-            made = now
-            try:
+        idle = now - used
+        try:
+            answers = self._answers(connection, idle)
+            if made < self._renewed or now - made > self.ages.lifetime or not answers:
+                made = now
                 connection.disconnect()
                 connect(connection)
-            except BaseException:
-                self.release(connection)
-                raise
-            if answers is None:
-                self.ages.was_silent(idle)
+                if answers is None:
+                    self.ages.was_silent(idle)
+        except BaseException:
+            connection.disconnect()  # perhaps the answer to PING was not read
+            self.release(connection)
+            raise
         self._moments[connection] = made, now
         return connection
 

@@ -247,7 +247,8 @@ class Wire:
         if run is None:
             try:
                 run = greet(connection)
-            except NotSent:
+            except BaseException:
+                connection.disconnect()  # perhaps a reply was not read
                 self._pool.release(connection)
                 raise
             self._runs[connection] = run

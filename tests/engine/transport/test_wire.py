@@ -7,7 +7,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,28 @@ from tests.support.servers import TestServers, server_binary
 
 def clients(client: redis.Redis) -> int:
     return len(client.client_list())
+
+
+@contextmanager
+def interruption(proxy: Proxy, command: bytes, times: int) -> Iterator[None]:
+    """Stop this thread with KeyboardInterrupt when clients have sent a command this often, and expect this."""
+
+    def interrupt() -> None:
+        proxy.wait_for(command, times)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def interrupted(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupted)
+    thread = threading.Thread(target=interrupt)
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
 
 
 class TestSending:
@@ -306,25 +330,28 @@ class TestThreadsAndProcesses:
         assert wire.call(say(b"ECHO", b"first"), b"") == b"first"
         proxy.hold()
 
-        def interrupt() -> None:
-            proxy.wait_for(b"ECHO", 2)
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-        def interrupted(number: int, frame: object) -> None:
-            raise KeyboardInterrupt
-
-        before = signal.signal(signal.SIGUSR1, interrupted)
-        thread = threading.Thread(target=interrupt)
-        try:
-            thread.start()
-            with pytest.raises(KeyboardInterrupt):
-                wire.call(say(b"ECHO", b"interrupted"), b"")
-        finally:
-            thread.join()
-            signal.signal(signal.SIGUSR1, before)
-            proxy.let_go()
+        with interruption(proxy, b"ECHO", 2):
+            wire.call(say(b"ECHO", b"interrupted"), b"")
+        proxy.let_go()
         assert [wire.call(say(b"ECHO", word), b"") for word in (b"a", b"b")] == [b"a", b"b"]
         assert proxy.connections == 2
+
+    def test_an_interrupted_wait_for_the_answer_of_an_idle_connection_or_for_the_run_leaves_no_connection_in_use(
+        self, opened: Callable[..., Wire], proxy: Proxy
+    ) -> None:
+        wire = opened(proxy.url, CONNECTION_POOL_CLASS="tests.engine.transport.test_wire.Pool")
+        wire.client.ping()
+        for word, ask in ((b"PING", wire.client.time), (b"EVAL", partial(wire.call, WHO, b""))):
+            if word == b"PING":
+                let_be_idle(wire, 2 * IDLE)
+            else:
+                wire._runs.clear()  # as for a connection that is new
+            proxy.hold()
+            with interruption(proxy, word, proxy.count(word) + 1):
+                ask()
+            proxy.let_go()
+            assert len(wire._pool._in_use_connections) == 0, word
+            assert wire.call(say(b"ECHO", b"a"), b"") == b"a"
 
     def test_threads_may_come_and_go_without_end(self, wire: Wire, redis_client: redis.Redis) -> None:
         before, failures = clients(redis_client), []
