@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,8 @@ from redis.exceptions import RedisError, ResponseError
 IDLE = 1.0
 #: A connection that was idle for more than OLDEST seconds is replaced. Balancers wait for a minute or longer.
 OLDEST = 30.0
+#: Seconds to remember that an idle connection was silent.
+REMEMBERED = 600.0
 #: A connection whose credentials come from a provider is replaced after this number of seconds, if the provider does
 #: not report new ones. Credentials that expire (of IAM or Entra ID) are new for at least five minutes.
 LIFETIME = 240.0
@@ -38,7 +41,7 @@ class Ages:
     """For how long the connections of a pool may be idle, in seconds.
 
     asked     see the head of this file
-    oldest    see the head of this file
+    oldest    see the head of this file; it is shorter for some time after a connection was silent
     wait      how long to wait for the answer to PING
     lifetime  a connection is replaced when it is older; infinite if its credentials do not come from a provider
     """
@@ -47,17 +50,25 @@ class Ages:
         self.asked = float(kwargs.get("health_check_interval") or IDLE)
         if not self.asked > 0:
             raise ValueError(f"health_check_interval is {self.asked:g}: write a number of seconds")
-        self.oldest = max(OLDEST, self.asked)
+        self._longest = max(OLDEST, self.asked)
+        #: For how long a silent connection was idle, and until when this is remembered (s, monotonic).
+        self._silent, self._remembered_until = self._longest, float("-inf")
         # Half of the time of a call: then a call that has to make a new connection is not much later.
         self.wait = timeout / 2
         self.lifetime = float("inf") if kwargs.get("credential_provider") is None else LIFETIME
 
+    @property
+    def oldest(self) -> float:
+        return self._silent if time.monotonic() < self._remembered_until else self._longest
+
     def was_silent(self, idle: float) -> None:
         """Note that nothing came back on a connection that was idle for `idle` seconds, although the server answers.
 
-        From now on, connections that were idle as long are replaced without asking, so that no call waits for them.
+        For some time, connections that were idle as long are replaced without asking, so that no call waits for them.
+        Not for ever: perhaps nothing drops idle connections, and only this answer was late.
         """
-        self.oldest = max(self.asked, min(self.oldest, idle))
+        self._silent = max(self.asked, min(self.oldest, idle))
+        self._remembered_until = time.monotonic() + REMEMBERED
 
 
 def ended(sock: Any) -> bool:

@@ -103,6 +103,20 @@ class TestDroppedWithoutAWord:
             assert ask() == 3
             assert (proxy.connections, pings(redis_client)) == (3, before)
 
+    def test_a_late_answer_is_not_remembered_for_ever(
+        self, asking: Callable[..., Asker], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(ages, "REMEMBERED", 0.0)
+        with asking(proxy.url) as ask:
+            assert ask() == 1
+            ask.wire._pool.ages.wait = SOON
+            let_be_idle(ask.wire, 2 * IDLE)
+            proxy.forget()
+            assert ask() == 2
+            ask.wire._pool.ages.wait = 10
+            let_be_idle(ask.wire, OLDEST / 2)
+            assert (ask(), proxy.connections) == (3, 2)
+
     def test_a_connection_that_is_too_old_is_replaced_without_asking(
         self, asking: Callable[..., Asker], proxy: Proxy
     ) -> None:
