@@ -21,9 +21,15 @@ CONNECTING = 8
 _process = object()
 
 
+#: All lists of this process.
+_all_lists: WeakSet[IdleConnections] = WeakSet()
+
+
 def _forked() -> None:
     global _process
     _process = object()
+    for connections in list(_all_lists):
+        connections.begin()
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -55,10 +61,11 @@ class IdleConnections:
         self._idle: deque[OwnedConnection] = deque(maxlen=IDLE_CONNECTIONS)
         #: Give a connection back.
         self.give = self._idle.append
-        self._begin()
+        self.begin()
+        _all_lists.add(self)
 
-    def _begin(self) -> None:
-        self._process = _process
+    def begin(self) -> None:
+        """Begin in a new process, before it has threads: perhaps a thread of its parent held a lock at the fork."""
         self._connecting = threading.Semaphore(CONNECTING)
         #: The message and the event of the last failure to connect; None if the last attempt did not fail. (Errors with
         #: the same event count as one failure.)
@@ -98,8 +105,6 @@ class IdleConnections:
 
     def _find_or_connect(self) -> OwnedConnection:
         """Wait until fewer than CONNECTING other calls connect. Then return an idle connection, or a new one."""
-        if self._process is not _process:
-            self._begin()  # this is a forked child: perhaps a thread of the parent held the semaphore at the fork
         earlier_failure = self._failure
         with self._connecting:
             failure = self._failure
@@ -142,8 +147,8 @@ class RenewableConnections(IdleConnections):
         self._renewals = 0
         super().__init__(pool)
 
-    def _begin(self) -> None:
-        super()._begin()
+    def begin(self) -> None:
+        super().begin()
         self._lock = threading.Lock()
 
     def _find_idle(self) -> OwnedConnection | None:

@@ -386,6 +386,20 @@ class TestThreadsAndProcesses:
         assert theirs > mine
         assert wire.call(WHO, b"") == mine
 
+    def test_a_forked_child_has_locks_of_its_own_before_its_first_threads_call(self, wire: Wire) -> None:
+        """The lock that the parent has perhaps held must not be the lock of any thread of the child."""
+        plain, renewable = wire._idle, idle.RenewableConnections(wire._pool)
+        assert plain is not None
+
+        def locks() -> set[int]:
+            return {id(one) for one in (plain._connecting, renewable._connecting, renewable._lock)}
+
+        kept = [plain._connecting, renewable._connecting, renewable._lock]  # so that their ids are not used again
+        child = os.fork()
+        if child == 0:
+            os._exit(len(locks() & {id(one) for one in kept}))
+        assert os.waitpid(child, 0)[1] == 0
+
     def test_a_forked_childs_loop_has_a_connection_of_its_own_and_the_parents_stays(self, wire: Wire) -> None:
         reading, writing = os.pipe()
         with asyncio.Runner() as runner:
