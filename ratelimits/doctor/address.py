@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import redis
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.doctor.findings import ServerFinding
 from ratelimits.doctor.parts import Part
@@ -16,25 +16,38 @@ from ratelimits.engine.transport.connection import refuses_writes
 
 #: How many new connections are asked for their server: a balancer often gives them to its servers in turn.
 CONNECTIONS = 8
-_WRITE = "return redis.call('SET', KEYS[1], '1', 'PX', ARGV[1])"
+#: Marks a server. Returns 1 if an earlier connection has marked it. (A full server refuses SET as the first write.)
+_MARK = """
+redis.pcall('PERSIST', KEYS[1])
+local marked = redis.call('EXISTS', KEYS[1])
+redis.call('SET', KEYS[1], '1', 'PX', ARGV[1])
+return marked
+"""
 
 
 def behind_address(scratch: Scratch) -> Iterator[ServerFinding]:
     """Yield a finding if the address leads to a replica or to several servers.
 
-    Do not ask this of a cluster: each node has an address of its own, and the app asks which nodes are primaries.
+    Each connection writes a mark that the next ones find on the same server: it needs no INFO, and no proxy can hide
+    it. Do not ask this of a cluster: each node has an address of its own, and the app asks which nodes are primaries.
     """
-    pool, replicas, runs = scratch.client.connection_pool, 0, set()
-    key = scratch.key("address")
+    pool, replicas, runs, unmarked = scratch.client.connection_pool, 0, set(), 0
+    key, clients = scratch.key("address"), list[redis.Redis]()
     with ExitStack() as stack:
         for _number in range(CONNECTIONS):  # all stay open, so each is another connection
             client = stack.enter_context(redis.Redis(connection_pool=pool, single_connection_client=True))
             stack.callback(pool.disconnect, inuse_connections=False)
+            clients.append(client)
             runs.add(read_run(client, key))
             try:
-                client.eval(_WRITE, 1, key, TIME_TO_LIVE)
+                unmarked += client.eval(_MARK, 1, key, TIME_TO_LIVE) == 0
             except ResponseError as error:
                 replicas += refuses_writes(error)
+        for client in clients:
+            with suppress(RedisError, OSError):
+                client.unlink(key)
+    # A user who may not write has no marks. Then the runs differ.
+    servers = max(len(runs), unmarked)
     if replicas:
         share = "is a read-only replica" if replicas == CONNECTIONS else "leads also to a read-only replica"
         yield ServerFinding(
@@ -44,10 +57,10 @@ def behind_address(scratch: Scratch) -> Iterator[ServerFinding]:
             " connection are not decided: the failure policies answer.",
             "Name the address of the primary in CACHES, or use Sentinel. Replicas cannot decide limits.",
         )
-    elif len(runs) > 1:
+    elif servers > 1:
         yield ServerFinding(
             "several",
             frozenset(Part),
-            f"The server's address leads to {len(runs)} different servers: each of them counts its own limits.",
+            f"The server's address leads to {servers} different servers: each of them counts its own limits.",
             "Name the address of one server in CACHES, or a Redis Cluster.",
         )

@@ -87,7 +87,7 @@ SETTINGS: dict[str, tuple[dict[str, str], str, set[Part], str]] = {
     ),
     "no append-only file": ({"appendonly": "no"}, "append-only", {B, R}, "appendonly yes"),
     "no fsync": ({"appendfsync": "no"}, "fence", {B}, "docs/billing/pipeline.md"),
-    "full, with a reserve": ({"maxmemory": "1mb"}, "full", {T}, "maxmemory"),
+    "full": ({"maxmemory": "1mb"}, "full", {T}, "maxmemory"),
 }
 
 

@@ -13,6 +13,8 @@ from ratelimits.doctor.findings import ServerFinding
 from ratelimits.doctor.parts import Part
 from ratelimits.embedded import EmbeddedServer
 from tests.doctor.restrictions import ACLS, ALL, SETTINGS, USER, connected, settings_of_server, user
+from tests.support.engine.memory import use_share
+from tests.support.engine.proxy import Proxy
 from tests.support.servers import TestServers
 
 
@@ -86,9 +88,10 @@ def test_each_unsuitable_setting_is_named(redis_client: redis.Redis) -> None:
 def test_a_full_server_works_until_its_reserve_is_used(redis_client: redis.Redis) -> None:
     """The memory is never taken for commands that are missing."""
     wrong = []
-    for megabytes, works in ((0, {*Part} - {Part.TRIES}), (8, set())):
+    for megabytes, share, works in ((0, 1.1, {*Part} - {Part.TRIES}), (8, 4, set())):
         redis_client.set("ballast", "x" * (megabytes << 20))
-        with settings_of_server(redis_client, maxmemory="1mb"):
+        with settings_of_server(redis_client, maxmemory="0"):
+            use_share(redis_client, share)
             one = only()
         redis_client.delete("ballast")
         if [found.name for found in one.findings] != ["full"] or not works <= {*Part} - failing(one):
@@ -98,6 +101,24 @@ def test_a_full_server_works_until_its_reserve_is_used(redis_client: redis.Redis
         if redis_client.keys():
             wrong.append(f"{megabytes}: left {redis_client.keys()}")
     assert wrong == []
+
+
+def test_two_servers_behind_one_address_are_named_without_info(
+    redis_client: redis.Redis, servers: TestServers, tmp_path: Path
+) -> None:
+    """Without INFO no server tells its run, so all seem to be the same one."""
+    other = EmbeddedServer(tmp_path / "s", aof=True, binary=servers.redis.binary)
+    try:
+        with redis.Redis(port=other.port) as client, Proxy(servers.redis.port) as proxy:
+            with user(redis_client, *ALL, "-info"), user(client, *ALL, "-info"), connected(proxy.url, USER):
+                assert named(only(), "several") is None
+                proxy.in_turn(servers.redis.port, other.port)
+                found = named(only(), "several")
+            assert (client.keys(), redis_client.keys()) == ([], [])
+    finally:
+        other.stop()
+    assert found is not None
+    assert "2 different servers" in found.why
 
 
 def test_a_policy_that_evicts_hides_no_other_finding(redis_client: redis.Redis, redis_url: str) -> None:
