@@ -19,7 +19,7 @@ from ratelimits.doctor.findings import ServerFinding, merged
 from ratelimits.doctor.parts import Part
 from ratelimits.doctor.properties import Properties, properties, unsuitable
 from ratelimits.doctor.scratch import Scratch, scratch
-from ratelimits.doctor.tries import REPLACEABLE, refusals
+from ratelimits.doctor.tries import REPLACEABLE, keys_would_stay, refusals
 from ratelimits.engine.cluster.wire import ClusterWire
 from ratelimits.engine.refused import refused
 from ratelimits.engine.server import Server, current_server
@@ -128,6 +128,9 @@ def _tried(
     place: Scratch, found: list[ServerFinding], who: Who, simulating: Who, in_cluster: bool
 ) -> Iterator[ServerFinding]:
     """Yield the findings, with those of the tries and the walks."""
+    if stay := keys_would_stay(place, who):
+        yield from (*found, *stay)
+        return
     if not in_cluster and (behind := list(behind_address(place))):
         yield from (*found, *behind)
         return

@@ -9,13 +9,14 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from ratelimits.conf import conf
-from ratelimits.doctor.commands import KEYS, USED, Used
-from ratelimits.doctor.errors import Who, of_command, who_asks
+from ratelimits.doctor.commands import KEYS, STRING, USED, Used
+from ratelimits.doctor.errors import Who, of_command, of_refusal, who_asks
 from ratelimits.doctor.findings import ServerFinding, merged
 from ratelimits.doctor.parts import Part
 from ratelimits.doctor.scratch import TIME_TO_LIVE, Scratch, name_of, scratch
 from ratelimits.engine import memory
 from ratelimits.engine.cluster.wire import ClusterWire
+from ratelimits.engine.refused import refused
 from ratelimits.engine.server import Server
 
 #: Sends one command from a script. The keys come first in ARGV too, where the command needs them.
@@ -28,15 +29,38 @@ _EXPIRES, _DELETES = "PEXPIRE", "UNLINK"
 REPLACEABLE = {f"command:{used.name}": frozenset(used.replaceable) for used in USED if used.replaceable}
 
 
+def keys_would_stay(scratch: Scratch, who: Who) -> list[ServerFinding]:
+    """Return a finding for each command that ends a Redis key, if the server refuses all of them.
+
+    Then the doctor must write nothing: its keys would stay for ever. So nobody knows what works.
+    """
+    key = scratch.key(name_of(STRING))  # nothing has written it yet
+    with scratch.client.pipeline(transaction=False) as pipeline:
+        pipeline.execute_command(_EXPIRES, key, TIME_TO_LIVE)
+        pipeline.execute_command(_DELETES, key)
+        replies = pipeline.execute(raise_on_error=False)
+    refusals = [
+        finding
+        for command, reply in zip((_EXPIRES, _DELETES), replies, strict=True)
+        if isinstance(reply, ResponseError) and (found := refused(reply, command, who.keys)) is not None
+        for finding in [of_refusal(found, frozenset(Part), who)]
+    ]
+    if len(refusals) < len(replies):
+        return []
+    nothing_tried = " Without PEXPIRE and UNLINK the doctor would leave keys, so it tried nothing else."
+    return [replace(one, why=f"{one.why.removesuffix('.')}.{nothing_tried}") for one in refusals]
+
+
 def refused_commands(server: Server, client: Any, shard: int) -> list[ServerFinding]:
     """Return a finding for each command that the server refuses, with the parts that cannot do without it.
 
-    This takes two round trips, since no part is walked. Nothing is left on the server.
+    This takes three round trips, since no part is walked. Nothing is left on the server.
     """
     place = scratch(server, shard)
     try:
         who, _simulating = who_asks(server, client)
-        found = refusals(place, who, cluster=isinstance(server.wire, ClusterWire))
+        found = keys_would_stay(place, who)
+        found = found or refusals(place, who, cluster=isinstance(server.wire, ClusterWire))
     finally:
         place.clean()
     return [replace(one, parts=one.parts - REPLACEABLE.get(one.name, frozenset())) for one in found]

@@ -12,6 +12,7 @@ from ratelimits.doctor.diagnosis import ServerDiagnosis, diagnose
 from ratelimits.doctor.findings import ServerFinding
 from ratelimits.doctor.parts import Part
 from ratelimits.embedded import EmbeddedServer
+from ratelimits.status.redis_state import RedisReading
 from tests.doctor.restrictions import ACLS, ALL, SETTINGS, USER, connected, settings_of_server, user
 from tests.support.engine.memory import use_share
 from tests.support.engine.proxy import Proxy
@@ -137,6 +138,17 @@ def test_keys_that_cannot_be_deleted_expire(redis_client: redis.Redis, redis_url
     left = redis_client.keys()
     assert left
     assert [key for key in left if redis_client.pttl(key) <= 0] == []
+
+
+def test_nothing_is_written_if_no_key_could_end(redis_client: redis.Redis, redis_url: str) -> None:
+    with user(redis_client, *ALL, "-unlink", "-pexpire"), connected(redis_url, USER):
+        one = only()
+        (state,) = RedisReading(tries=True).state().servers
+    assert redis_client.keys() == []
+    assert failing(one) == set(Part), "nobody knows what works"
+    assert one.acl_line == f"ACL SETUSER {USER} +pexpire +unlink"
+    for findings in (one.findings, state.refuses):
+        assert [found.name for found in findings] == ["command:PEXPIRE", "command:UNLINK"]
 
 
 def test_commands_that_the_server_does_not_have_are_named(tmp_path: Path, servers: TestServers) -> None:
