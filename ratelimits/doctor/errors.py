@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import AuthenticationError, MovedError, NoPermissionError, ReadOnlyError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    MovedError,
+    NoPermissionError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 
 from ratelimits.conf import conf
 from ratelimits.doctor.commands import USED, key_patterns
@@ -14,6 +21,7 @@ from ratelimits.doctor.parts import Part
 from ratelimits.engine import memory
 from ratelimits.engine.refused import Reason, RefusedCommand, refused
 from ratelimits.engine.server import Server
+from ratelimits.engine.transport.connection import Unavailable
 from ratelimits.usage.fence import NotFencedError
 
 
@@ -31,9 +39,28 @@ class Who:
 
 def who_asks(server: Server, client: Any) -> tuple[Who, Who]:
     """Return the user of the app, with the pattern of the project's Redis keys, and with that of simulations."""
-    user = str(client.connection_pool.connection_kwargs.get("username") or "default")
+    user = _user(client)
     project, simulations = key_patterns(server.keyspace.namespace)
     return Who(user, project), Who(user, simulations)
+
+
+def _user(client: Any) -> str:
+    """Return the name of the user as whom a client connects. If a credential provider does not say it: "<user>"."""
+    options = client.connection_pool.connection_kwargs
+    provider = options.get("credential_provider")
+    if provider is None:
+        return str(options.get("username") or "default")
+    try:
+        said = client.execute_command("ACL WHOAMI")
+        return said.decode() if isinstance(said, bytes) else str(said)
+    except (RedisError, Unavailable, OSError):  # the user may not ask, or the server does not answer
+        pass
+    try:
+        credentials = provider.get_credentials()
+    except Exception:  # noqa: BLE001  (the provider is code of the project, and its failure is reported by the connection)
+        return "<user>"
+    # A password alone is that of the user `default`.
+    return str(credentials[0]) if len(credentials) > 1 else "default"
 
 
 def of_command(error: BaseException, command: str, parts: frozenset[Part], who: Who) -> ServerFinding | None:

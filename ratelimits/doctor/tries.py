@@ -16,7 +16,7 @@ from ratelimits.doctor.parts import Part
 from ratelimits.doctor.scratch import TIME_TO_LIVE, Scratch, name_of, scratch
 from ratelimits.engine import memory
 from ratelimits.engine.cluster.wire import ClusterWire
-from ratelimits.engine.refused import refused
+from ratelimits.engine.refused import Reason, refused
 from ratelimits.engine.server import Server
 
 #: Sends one command from a script. The keys come first in ARGV too, where the command needs them.
@@ -43,6 +43,7 @@ def keys_would_stay(scratch: Scratch, who: Who) -> list[ServerFinding]:
         finding
         for command, reply in zip((_EXPIRES, _DELETES), replies, strict=True)
         if isinstance(reply, ResponseError) and (found := refused(reply, command, who.keys)) is not None
+        if found.reason is not Reason.KEY  # a user who may not touch the keys cannot write them either
         for finding in [of_refusal(found, frozenset(Part), who)]
     ]
     if len(refusals) < len(replies):

@@ -7,13 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import redis
+from redis.credentials import CredentialProvider
 
 from ratelimits.doctor.diagnosis import ServerDiagnosis, diagnose
+from ratelimits.doctor.errors import who_asks
 from ratelimits.doctor.findings import ServerFinding
 from ratelimits.doctor.parts import Part
 from ratelimits.embedded import EmbeddedServer
+from ratelimits.engine.server import current_server
 from ratelimits.status.redis_state import RedisReading
-from tests.doctor.restrictions import ACLS, ALL, SETTINGS, USER, connected, settings_of_server, user
+from tests.doctor.restrictions import ACLS, ALL, PASSWORD, SETTINGS, USER, connected, settings_of_server, user
 from tests.support.engine.memory import use_share
 from tests.support.engine.proxy import Proxy
 from tests.support.servers import TestServers
@@ -166,6 +169,42 @@ def test_commands_that_the_server_does_not_have_are_named(tmp_path: Path, server
     assert "the server does not have CONFIG GET" in fence.why
     assert failing(one) == {Part.LIMITS, Part.WAITS, Part.LEASES, Part.BILLS}
     assert one.acl_line == ""
+
+
+class Provider(CredentialProvider):
+    """Credentials from elsewhere, as those of a cloud."""
+
+    def get_credentials(self) -> tuple[str, str]:
+        return USER, PASSWORD
+
+
+class FailsLater(Provider):
+    """A provider that gives the credentials of the first connection only."""
+
+    given = 0
+
+    def get_credentials(self) -> tuple[str, str]:
+        type(self).given += 1
+        if self.given > 1:
+            raise OSError("the cloud is away")
+        return super().get_credentials()
+
+
+def test_the_user_of_a_credential_provider_is_named(redis_client: redis.Redis, redis_url: str) -> None:
+    wrong = []
+    for rights, provider, expected in (
+        (("+acl|whoami",), FailsLater, USER),
+        ((), Provider, USER),
+        ((), FailsLater, "<user>"),
+    ):
+        FailsLater.given = 0
+        pool = redis.ConnectionPool.from_url(redis_url, credential_provider=provider())
+        with user(redis_client, *ALL, *rights), redis.Redis(connection_pool=pool) as client:
+            found, _simulating = who_asks(current_server(), client)
+        pool.disconnect()
+        if found.user != expected:
+            wrong.append(f"{rights}, {provider}: {found.user}")
+    assert wrong == []
 
 
 def test_a_replica_is_named(tmp_path: Path, servers: TestServers) -> None:
