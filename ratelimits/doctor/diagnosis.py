@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from ratelimits.doctor.findings import ServerFinding, merged
 from ratelimits.doctor.parts import Part
 from ratelimits.doctor.properties import Properties, properties, unsuitable
 from ratelimits.doctor.scratch import Scratch, scratch
-from ratelimits.doctor.tries import REPLACEABLE, keys_would_stay, refusals
+from ratelimits.doctor.tries import REPLACEABLE, keys_would_stay, refusals, refused_keys
 from ratelimits.engine.cluster.wire import ClusterWire
 from ratelimits.engine.refused import refused
 from ratelimits.engine.server import Server, current_server
@@ -60,7 +60,7 @@ class ServerDiagnosis:
     @property
     def acl_line(self) -> str:
         """Return the line that gives the user all missing rights; "" if none is missing."""
-        missing = [found.acl for found in self.findings if found.acl]
+        missing = dict.fromkeys(right for found in self.findings for right in found.acl.split())
         return f"ACL SETUSER {self.user} {' '.join(missing)}" if missing else ""
 
 
@@ -134,7 +134,7 @@ def _tried(
     if not in_cluster and (behind := list(behind_address(place))):
         yield from (*found, *behind)
         return
-    found = [*found, *refusals(place, who, cluster=in_cluster)]
+    found = [*found, *refusals(place, who, cluster=in_cluster), *refused_keys(place, simulating)]
     if any(one.name in _HOPELESS for one in found):
         yield from found
         return
@@ -149,7 +149,8 @@ def _walked(place: Scratch, found: list[ServerFinding], who: Who, simulating: Wh
     known = [one for one in found if one.name not in _LATER]
     failing = {part for one in known for part in one.parts - _replaceable(one)}
     perhaps = {part for one in known for part in one.parts & _replaceable(one)}
-    works: set[Part] = set()
+    # Parts for whose state no replaceable command is to blame: they work, or there is another reason.
+    cleared = set(failing)
     new: dict[Part, ServerFinding] = {}
     for part in Part:
         if part is Part.BILLS and Part.COUNTS in failing:
@@ -161,16 +162,27 @@ def _walked(place: Scratch, found: list[ServerFinding], who: Who, simulating: Wh
             continue
         error = walks.walk(place, part)
         if error is None:
-            works.add(part)
+            cleared.add(part)
             continue
         failing.add(part)
-        if isinstance(error, NotFencedError) or part not in perhaps:
-            new[part] = _of_walk(error, part, simulating if part is Part.TRIES else who)
+        reason = _of_walk(error, part, simulating if part is Part.TRIES else who)
+        if part not in perhaps or _names_another(reason, [one for one in known if part in one.parts]):
+            new[part] = reason
+            cleared.add(part)
     fenced = not any(one.name == "fence" for one in new.values())
     for one in found:
-        if fenced or one.name not in _OF_FENCES:
-            yield replace(one, parts=one.parts - (works & _replaceable(one)))
+        if one.name not in _OF_FENCES:
+            yield replace(one, parts=one.parts - (cleared & _replaceable(one)))
+        elif fenced:
+            # Without counts nobody has tried the fence, so the command is perhaps another reason.
+            yield replace(one, parts=one.parts & failing)
     yield from new.values()
+
+
+def _names_another(reason: ServerFinding, known: Sequence[ServerFinding]) -> bool:
+    """Return whether the error of a walk names a reason that the tries did not find."""
+    names_none = reason.name in {"lost", "command:?"} or reason.name.startswith("fails:")
+    return not names_none and all(reason.name != one.name for one in known)
 
 
 def _replaceable(found: ServerFinding) -> frozenset[Part]:

@@ -52,6 +52,19 @@ def keys_would_stay(scratch: Scratch, who: Who) -> list[ServerFinding]:
     return [replace(one, why=f"{one.why.removesuffix('.')}.{nothing_tried}") for one in refusals]
 
 
+def refused_keys(scratch: Scratch, simulating: Who) -> list[ServerFinding]:
+    """Return a finding if the user may not touch the Redis keys of simulations. (`refusals` tries the project's.)"""
+    home = scratch.keyspace.home
+    # The same part in braces, so that a node of a cluster has this key.
+    key = f"{simulating.keys.removeprefix('~').removesuffix('*')}doctor:{home[home.index('{') :]}"
+    try:
+        scratch.client.exists(key)
+    except ResponseError as error:
+        found = of_command(error, "EXISTS", frozenset({Part.TRIES}), simulating)
+        return [found] if found is not None and found.name.startswith("keys:") else []
+    return []
+
+
 def refused_commands(server: Server, client: Any, shard: int) -> list[ServerFinding]:
     """Return a finding for each command that the server refuses, with the parts that cannot do without it.
 

@@ -78,6 +78,55 @@ def test_each_missing_right_is_named(redis_client: redis.Redis, redis_url: str) 
     assert wrong == []
 
 
+#: What the user may not do; the findings with the parts that they stop; all missing rights.
+SEVERAL: dict[str, tuple[tuple[str, ...], dict[str, set[Part]], str]] = {
+    "a command that all can do without, and keys": (
+        ("-ping", "resetkeys", "~rl:1:test:*"),
+        {"command:PING": set(), "keys:~rl:1:simulate-*": {Part.TRIES}},
+        "+ping ~rl:1:simulate-*",
+    ),
+    "keys of a part that a command stops": (
+        ("-hscan", "resetkeys", "~rl:1:test:*"),
+        {"command:HSCAN": {Part.BILLS, Part.TRIES}, "keys:~rl:1:simulate-*": {Part.TRIES}},
+        "+hscan ~rl:1:simulate-*",
+    ),
+    "a right that two findings name": (
+        ("-info",),
+        {
+            "command:INFO": {Part.RESTORES},
+            "policy-unknown": set(),
+            "fence": {Part.BILLS},
+        },
+        "+info",
+    ),
+}
+
+
+def test_each_of_several_reasons_is_named_once(redis_client: redis.Redis, redis_url: str) -> None:
+    wrong = []
+    for title, (denied, findings, line) in SEVERAL.items():
+        with user(redis_client, *ALL, *denied), connected(redis_url, USER):
+            one = only()
+        if {found.name: set(found.parts) for found in one.findings} != findings:
+            wrong.append(f"{title}: {one.findings}")
+        if one.acl_line != f"ACL SETUSER {USER} {line}":
+            wrong.append(f"{title}: {one.acl_line}")
+    assert wrong == []
+
+
+def test_a_full_server_is_to_blame_and_no_command_that_is_not_needed(redis_client: redis.Redis, redis_url: str) -> None:
+    redis_client.set("ballast", "x" * (8 << 20))
+    with (
+        settings_of_server(redis_client, maxmemory="0"),
+        user(redis_client, *ALL, "-ping"),
+        connected(redis_url, USER),
+    ):
+        use_share(redis_client, 4)
+        one = only()
+    redis_client.delete("ballast")
+    assert {found.name: Part.LIMITS in found.parts for found in one.findings} == {"full": True, "command:PING": False}
+
+
 def test_each_unsuitable_setting_is_named(redis_client: redis.Redis) -> None:
     wrong = []
     for title, (values, name, parts, mend) in SETTINGS.items():
