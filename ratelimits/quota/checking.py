@@ -134,9 +134,10 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
                 if isinstance(chosen, Answer):
                     return chosen
                 shape = RequestShape(identity, scope, method, costs, at_once)
-                ready = commands.add(cache_key, shape, chosen)
+                by_key = commands.by_key
+                ready = commands.make(shape, chosen)
                 prepared = ready.prepared  # if Redis cannot be asked for a command that saves memory
-                ready = commands.by_key[cache_key] = sharing.affordable(commands, snapshot, shape, ready)
+                ready = by_key.setdefault(cache_key, sharing.affordable(commands, snapshot, shape, ready))
             prepared, _costs, fetch, permits, zero_refusal, _decides = ready
             # Redis is not asked before this refusal, so it cannot say that the rules are too old. If this process has
             # edited rules, first read them again.
@@ -211,9 +212,10 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
                 if isinstance(chosen, Answer):
                     return chosen
                 shape = RequestShape(identity, scope, method, costs, at_once)
-                ready = commands.add(cache_key, shape, chosen)
+                by_key = commands.by_key
+                ready = commands.make(shape, chosen)
                 prepared = ready.prepared
-                ready = commands.by_key[cache_key] = await sharing.aaffordable(commands, snapshot, shape, ready)
+                ready = by_key.setdefault(cache_key, await sharing.aaffordable(commands, snapshot, shape, ready))
             prepared, _costs, fetch, permits, zero_refusal, _decides = ready
             # Redis is not asked before this refusal, so it cannot say that the rules are too old. If this process has
             # edited rules, first read them again.

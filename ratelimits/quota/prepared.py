@@ -231,8 +231,12 @@ class PreparedCommands:
         """Return whether the snapshot contains every edit of rules that this process has made."""
         return self.publications == publications()
 
-    def add(self, cache_key: tuple[object, ...], shape: RequestShape, selection: Selection) -> PreparedCommand:
-        """Prepare and store the command for requests of this shape. `selection` has the rules for these requests."""
+    def make(self, shape: RequestShape, selection: Selection) -> PreparedCommand:
+        """Prepare the command for requests of this shape. `selection` has the rules for these requests.
+
+        The caller stores it in the `by_key` that it has read before. So if the level of memory changes meanwhile, the
+        command is forgotten.
+        """
         self._meters += len(shape.costs)
         if self._meters > MAX_COMMANDS:
             self.by_key.clear()
@@ -255,7 +259,7 @@ class PreparedCommands:
         # Copy the costs: a view can change its mapping later.
         costs = dict(shape.costs)
         decides = call.op is not Op.PEEK
-        return self.by_key.setdefault(cache_key, PreparedCommand(prepared, costs, fetch, permits, refusal, decides))
+        return PreparedCommand(prepared, costs, fetch, permits, refusal, decides)
 
 
 def without_version(command: Command) -> Command:
@@ -289,8 +293,11 @@ _commands = PreparedCommands()
 
 
 def _prepare_again() -> None:
-    """Forget the commands: whether Redis has enough memory decides what they do."""
-    _commands.by_key.clear()
+    """Forget the commands: whether Redis has enough memory decides what they do.
+
+    Also forget those that are being made now: they are stored in the old dict.
+    """
+    _commands.by_key = {}
 
 
 memory.on_change.append(_prepare_again)

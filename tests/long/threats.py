@@ -97,7 +97,7 @@ DEFENCES = (
     ),
     Defence(
         "tests/quota/test_checking.py::TestHotPath::test_what_is_remembered_of_requests_is_bounded",
-        "ratelimits.quota.prepared:PreparedCommands.add",
+        "ratelimits.quota.prepared:PreparedCommands.make",
         "self.by_key.clear()",
         "pass",
     ),

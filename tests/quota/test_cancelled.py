@@ -20,9 +20,11 @@ from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.quota import checking, process_totals
 from ratelimits.quota.waiting import acheck_and_wait
-from tests.support.engine.asking import limit
+from tests.support.engine.asking import everything, limit
+from tests.support.engine.memory import NEAR, looking_by_hand, notice
 from tests.support.engine.proxy import Proxy
 from tests.support.entry_points import away, begin_afresh, counted
+from tests.support.raw import RawRedis
 from tests.support.rows import arule
 from tests.support.servers import TestServers
 
@@ -134,6 +136,42 @@ async def test_a_task_that_was_cancelled_before_may_still_ask(redis_client: redi
     task.cancel()
     assert await task
     assert counted(redis_client) == {"a requests 0 acme user:1 1": 1}
+
+
+@pytest.mark.parametrize("reply", ["comes", "is lost"])
+@pytest.mark.parametrize("times_out", [False, True])
+async def test_a_request_that_is_cancelled_while_memory_is_short_is_not_decided(
+    proxy: Proxy, redis_client: RawRedis, monkeypatch: pytest.MonkeyPatch, reply: str, times_out: bool
+) -> None:
+    """Cancel it while Redis is asked whether it has a state of the address."""
+    await arule("hourly", "fixed_window", capacity=2, period=3600, key_kind="ip")
+    one, other = (Identity(None, None, "account:acme", f"ip:203.0.113.{number}") for number in (1, 2))
+    deadline = asyncio.timeout(None)
+
+    async def ask() -> None:
+        async with deadline:
+            await checking.acheck(other)
+
+    with looking_by_hand(monkeypatch):
+        assert (await checking.acheck(one)).allowed
+        before = everything(redis_client)
+        notice(NEAR)
+        proxy.hold()
+        task = asyncio.ensure_future(ask())
+        await asyncio.to_thread(proxy.wait_for, b"EXISTS")
+        if times_out:
+            deadline.reschedule(0.0)
+            await asyncio.sleep(0)  # the loop ends the task in its next turn
+        else:
+            task.cancel()
+        assert task.cancelling()
+        if reply == "is lost":
+            proxy.cut.set()
+        proxy.let_go()
+        with pytest.raises(TimeoutError if times_out else asyncio.CancelledError):
+            await task
+    assert everything(redis_client) == before
+    assert {place.kind for place in process_totals.totals()} == {"admitted"}
 
 
 class Stopped(BaseException):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -17,9 +20,11 @@ from ratelimits.models.keys import key_name
 from ratelimits.quota import checking, from_memory
 from ratelimits.quota.answers.answer import Answer
 from tests.support.engine.memory import FULL, NEAR, SHORT, looking_by_hand, notice, shortage, use_share
-from tests.support.entry_points import begin_afresh
+from tests.support.engine.proxy import Proxy
+from tests.support.entry_points import away, begin_afresh
 from tests.support.raw import RawRedis
 from tests.support.rows import rule
+from tests.support.servers import TestServers
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -61,6 +66,63 @@ def answers(check: Check, *addresses: str) -> list[bool]:
 
 def states(client: RawRedis) -> list[str]:
     return sorted(key.decode().partition("}:s:")[2] for key in client.keys("*}:s:*"))
+
+
+@pytest.fixture
+def proxy(servers: TestServers, settings: Any) -> Iterator[Proxy]:
+    """Put a proxy in front of the server of the limits."""
+    with Proxy(servers.redis.port) as running:
+        away(settings, running.port)
+        yield running
+
+
+async def test_requests_of_a_new_address_at_the_same_time_share_the_count_too(
+    hourly: None, redis_client: RawRedis, proxy: Proxy
+) -> None:
+    """The second one must not use the address's own command while the first one asks whether it may."""
+    assert (await checking.acheck(at("198.51.100.1"))).allowed
+    notice(NEAR)
+    proxy.hold()
+    both = []
+    for _ in range(2):
+        both.append(asyncio.ensure_future(checking.acheck(at("203.0.113.1"))))
+        await asyncio.to_thread(proxy.wait_for, b"EXISTS", len(both))
+    proxy.let_go()
+    assert [(await one).allowed for one in both] == [True, True]
+    assert states(redis_client) == ["ip:198.51.100.1", "ip:203.0.113.0/24"]
+
+
+async def test_what_was_found_before_the_level_changed_is_not_used_again(
+    hourly: None, redis_client: RawRedis, proxy: Proxy
+) -> None:
+    assert (await checking.acheck(at("198.51.100.1"))).allowed
+    notice(NEAR)
+    proxy.hold()
+    one = asyncio.ensure_future(checking.acheck(at("203.0.113.1")))
+    await asyncio.to_thread(proxy.wait_for, b"EXISTS")
+    notice(0.5)
+    proxy.let_go()
+    assert (await one).allowed
+    assert (await checking.acheck(at("203.0.113.1"))).allowed
+    assert states(redis_client) == ["ip:198.51.100.1", "ip:203.0.113.0/24", "ip:203.0.113.1"]
+
+
+def test_threads_forget_what_they_found_before_the_level_changed_too(
+    hourly: None, redis_client: RawRedis, proxy: Proxy
+) -> None:
+    assert answers(checking.check, "198.51.100.1") == [True]
+    notice(NEAR)
+    proxy.hold()
+    with ThreadPoolExecutor() as threads:
+        one = threads.submit(checking.check, at("203.0.113.1"))
+        try:
+            proxy.wait_for(b"EXISTS")
+            notice(0.5)
+        finally:
+            proxy.let_go()
+        assert one.result().allowed
+    assert answers(checking.check, "203.0.113.1") == [True]
+    assert states(redis_client) == ["ip:198.51.100.1", "ip:203.0.113.0/24", "ip:203.0.113.1"]
 
 
 def test_near_the_budget_new_addresses_share_the_count_of_their_network(

@@ -10,6 +10,7 @@ To count requests together never opens a limit. But it can refuse a new client b
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -69,19 +70,16 @@ def affordable(
             if isinstance(question, Identity):
                 answer = snapshot.select(shape.scope, shape.method, question)
             else:
-                answer = current_server().wire.call(question, b"")
+                answer = _ask(question)
     except StopIteration as end:
         found: PreparedCommand = end.value
         return found
-    except Unanswered as error:
-        # Redis was not asked for a decision yet, so it has not counted the request.
-        raise NotSent(str(error), error.event) from error
 
 
 async def aaffordable(
     commands: PreparedCommands, snapshot: Snapshot, shape: RequestShape, ready: PreparedCommand
 ) -> PreparedCommand:
-    """Do the same as `affordable`, in async code."""
+    """Do the same as `affordable`, in async code. If the caller is cancelled, raise CancelledError."""
     if not memory.level or not ready.prepared.invented:
         return ready
     questions, answer = _questions(commands, snapshot, shape, ready), None
@@ -91,12 +89,41 @@ async def aaffordable(
             if isinstance(question, Identity):
                 answer = await rules.aselect(snapshot, shape.scope, shape.method, question)
             else:
-                answer = await current_server().wire.acall(question, b"")
+                answer = await _aask(question)
     except StopIteration as end:
         found: PreparedCommand = end.value
         return found
+
+
+def _ask(question: StatesExist) -> Any:
+    """Return the reply to a question. If it is lost, raise NotSent: Redis has not counted the request yet."""
+    try:
+        return current_server().wire.call(question, b"")
     except Unanswered as error:
         raise NotSent(str(error), error.event) from error
+
+
+async def _aask(question: StatesExist) -> Any:
+    """Do the same as `_ask`, in async code.
+
+    A caller that was cancelled gets the reply all the same (see `Multiplexed.exchange`). Then raise CancelledError, so
+    that its request is not decided. If the question failed, its error is the cause of the CancelledError.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    cancellations_before = task.cancelling()
+    try:
+        try:
+            reply = await current_server().wire.acall(question, b"")
+        except Unanswered as error:
+            raise NotSent(str(error), error.event) from error
+    except Exception as error:
+        if task.cancelling() > cancellations_before:
+            raise asyncio.CancelledError from error
+        raise
+    if task.cancelling() > cancellations_before:
+        raise asyncio.CancelledError
+    return reply
 
 
 def _questions(
@@ -124,5 +151,6 @@ def _of(commands: PreparedCommands, shape: RequestShape) -> Generator[Identity, 
     identity, scope, method, costs, at_once = shape
     cache_key: tuple[object, ...] = identity, scope, method, at_once
     cache_key = cache_key if costs is ONE_REQUEST else (*cache_key, *costs.items())
-    ready = commands.by_key.get(cache_key)
-    return ready if ready is not None else commands.add(cache_key, shape, (yield identity))
+    by_key = commands.by_key
+    ready = by_key.get(cache_key)
+    return ready if ready is not None else by_key.setdefault(cache_key, commands.make(shape, (yield identity)))
