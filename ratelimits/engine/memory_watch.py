@@ -12,6 +12,7 @@ from typing import NamedTuple
 from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.background import Background
+from ratelimits.conf import conf
 from ratelimits.engine import memory
 from ratelimits.engine.memory import Shortage, Use
 from ratelimits.engine.server import current_server
@@ -43,7 +44,7 @@ def address_seen() -> None:
     """Note that this process has seen a new address."""
     global _new_addresses, _not_before
     _new_addresses += 1
-    if _new_addresses >= ADDRESSES and time.monotonic() >= _not_before:
+    if _new_addresses >= ADDRESSES and time.monotonic() >= _not_before and conf.ENABLED:
         _new_addresses, _not_before = 0, time.monotonic() + PAUSE
         _wake()
 

@@ -149,7 +149,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         self.key = self.get_cache_key(request, view)
         if self.key is None:
             return True
-        if memory.level:
+        if memory.level and conf.ENABLED:
             self.key = self._affordable_key(request, view, self.key)
         key_and_rate = _KeyAndRate(str(self.key), self.num_requests, self.duration, self.scope or type(self).__name__)
         if self._collected is not None:

@@ -27,16 +27,19 @@ from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 
 from ratelimits.embedded import free_port
-from ratelimits.engine import memory
+from ratelimits.engine import memory, memory_watch
 from ratelimits.engine.counting import Count
 from ratelimits.engine.keys import ledger_name
 from ratelimits.engine.memory import Shortage
+from ratelimits.engine.memory_watch import ADDRESSES
 from ratelimits.testing import frozen_quota_clock, no_rate_limits
 from ratelimits.throttling import AnonRateThrottle, ScopedRateThrottle, SimpleRateThrottle, UserRateThrottle
 from tests.end_to_end.test_round_trips import commands_of_clients
-from tests.support.engine.memory import FULL, looking_by_hand, notice, use_share
+from tests.support.engine.memory import FULL, NEAR, looking_by_hand, notice, use_share
+from tests.support.engine.proxy import Proxy
 from tests.support.entry_points import away, begin_afresh
 from tests.support.raw import RawRedis
+from tests.support.servers import TestServers
 
 
 class Burst(UserRateThrottle):
@@ -470,6 +473,16 @@ class TestShortMemory:
         assert self.status("198.51.100.1") == (200 if level is Shortage.NEAR else 429)
         memory.forget()
         assert self.status("203.0.113.4") == 200
+
+    def test_while_the_app_is_switched_off_redis_is_asked_nothing(self, servers: TestServers, settings: Any) -> None:
+        notice(NEAR)
+        memory_watch._new_addresses, memory_watch._not_before = ADDRESSES, 0.0
+        with Proxy(servers.redis.port) as proxy:
+            away(settings, proxy.port)
+            settings.RATELIMITS = {**settings.RATELIMITS, "ENABLED": False}
+            assert [self.status("203.0.113.1") for _ in range(4)] == [200] * 4
+            assert proxy.connections == 0
+        assert memory_watch._new_addresses > ADDRESSES, "no thread was woken to ask how much memory is used"
 
     @pytest.mark.django_db
     def test_users_keep_their_own_count(self) -> None:
