@@ -201,6 +201,18 @@ def test_when_there_is_memory_again_each_address_has_its_own_count(
     assert answers(check, "192.0.2.3", "192.0.2.3", "192.0.2.3") == [True, True, False]
 
 
+def test_however_often_the_level_changes_an_address_has_three_counts(
+    check: Check, hourly: None, redis_client: RawRedis
+) -> None:
+    """They are those of all, of its network, and its own. The page on scaling says so."""
+    admitted = []
+    for share in (SHORT, NEAR, 0.5, SHORT, NEAR, 0.5, NEAR, SHORT):
+        notice(share)
+        from_memory.denials.clear()
+        admitted.append(sum(answers(check, *["203.0.113.1"] * 3)))
+    assert admitted == [2, 2, 2, 0, 0, 0, 0, 0]
+
+
 def test_a_level_does_not_change_to_and_fro(redis_client: RawRedis) -> None:
     for share, level in [(0.81, 1), (0.79, 1), (0.77, 0), (0.79, 0), (0.91, 2), (0.89, 2), (0.87, 1), (1.2, 4)]:
         notice(share)

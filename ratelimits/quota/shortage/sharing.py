@@ -5,7 +5,9 @@ address that has no count yet is counted with the other new addresses of its net
 that has a count, or a row in the database, keeps its limits. If memory is full, the same applies to keys that the view
 gives to anonymous callers.
 
-To count requests together never opens a limit. But it can refuse a new client because of what other new clients do.
+To count requests together can refuse a new client because of what other new clients do. Each process knows only its own
+level, and counts are not moved when it changes. So a new address can use up to three counts: its own, that of its
+network, and that of all. Each of them admits at most what the limit says.
 """
 
 from __future__ import annotations
