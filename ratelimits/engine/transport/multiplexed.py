@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections import deque
 from contextvars import Context
 from typing import Any
@@ -26,6 +27,7 @@ from ratelimits.engine.resp import Sendable, evaluating, loading
 from ratelimits.engine.run import ASK_RUN, run_after, run_of
 from ratelimits.engine.transport.ages import Ages
 from ratelimits.engine.transport.connection import NotSent
+from ratelimits.engine.transport.idle import process
 from ratelimits.engine.transport.link import Link, Ping, Reply, Waiting
 
 #: A busy event loop can fail to connect although the server works. The loop was busy if one of its timers was late by
@@ -66,8 +68,9 @@ class Multiplexed:
     connects again. `process` is an object that stands for the process that uses the connection (see idle.py).
     """
 
-    def __init__(self, pool: Any, timeout: float, process: object, ages: Ages) -> None:
-        self.process = process
+    def __init__(self, pool: Any, timeout: float, ages: Ages) -> None:
+        self.process = process()
+        self._thread = threading.current_thread()
         self.ages = ages
         self._pool = pool
         self._timeout = timeout
@@ -83,6 +86,13 @@ class Multiplexed:
         self._loading: dict[bytes, Reply] = {}
         #: Whether commands will be written at the next turn of the loop.
         self._write_planned = False
+
+    @property
+    def is_left(self) -> bool:
+        """Return whether nobody uses the loop any more: it is closed, or its thread of this process has ended."""
+        # In a forked child, all other threads have ended. But the parent still uses their connections.
+        thread_ended = self.process is process() and not self._thread.is_alive() and not self._loop.is_running()
+        return self._loop.is_closed() or thread_ended
 
     async def exchange(self, command: Sendable, nonce: bytes) -> Any:
         """Send a command and return its reply. Raise NotSent, Unanswered, or the ResponseError of the server.

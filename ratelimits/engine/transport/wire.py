@@ -261,16 +261,17 @@ class Wire:
 
     async def _open_shared(self, loop: Any) -> Multiplexed:
         """Make and return the connection of an event loop, when this process uses the loop for the first time."""
-        # Forget loops that are closed. List the references in one step, because other threads can add their loops at
-        # the same time.
+        # Forget loops that nobody uses any more: their connections refer to them. List the references in one step,
+        # because other threads can add their loops at the same time.
         for known_loop in [reference() for reference in self._loops.keyrefs()]:
-            if known_loop is not None and known_loop.is_closed():
+            known = self._loops.get(known_loop) if known_loop is not None else None
+            if known is not None and known[0].is_left:
                 self._loops.pop(known_loop, None)
         if loop in self._loops:
             # This process is a forked child that uses its parent's loop. Keep a reference to the parent's connection:
             # without this reference Python would close the connection, also for the parent.
             self._parents.append(self._loops[loop])
-        shared = Multiplexed(async_pool(self._pool), self._timeout, process(), self._pool.ages)
+        shared = Multiplexed(async_pool(self._pool), self._timeout, self._pool.ages)
         end = self._close_with_loop(loop, shared)
         self._loops[loop] = shared, end
         await anext(end)

@@ -614,6 +614,20 @@ class TestAsync:
         assert len(set(seen)) == 20
         assert clients(redis_client) <= before + 1
 
+    @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+    def test_loops_that_ended_threads_have_left_open_are_forgotten(self, wire: Wire, redis_client: redis.Redis) -> None:
+        def leave_open() -> None:
+            asyncio.new_event_loop().run_until_complete(wire.acall(WHO, b""))
+
+        before = clients(redis_client)
+        for _ in range(5):
+            thread = threading.Thread(target=leave_open)
+            thread.start()
+            thread.join()
+        asyncio.run(wire.acall(WHO, b""))
+        collect_garbage()
+        assert (len(wire._loops), clients(redis_client)) == (0, before)
+
     def test_loops_in_two_threads_do_not_meet(self, wire: Wire) -> None:
         async def work(word: bytes) -> list[bytes]:
             return [await wire.acall(say(b"ECHO", word), b"") for _ in range(50)]
