@@ -452,7 +452,7 @@ def test_without_prices_nothing_has_an_amount_and_the_digest_is_what_it_was() ->
     assert (report.prices, report.amounts, amounts(report)) == ({}, {}, [])
     assert {(row["currency"], row["report_total"]) for row in table(report)} == {("", "")}
     head = signing.own_columns(report)
-    assert (head[0], len(head)) == ("ratelimits report 1", 13)
+    assert (head[0], len(head)) == ("ratelimits report 1", 14)
     PlanPrice.objects.create(plan=Plan.objects.get(), meter="requests", unit_price=Decimal(1))
     Plan.objects.update(currency="EUR")
     spend("acme", "2026-10-10", 1)

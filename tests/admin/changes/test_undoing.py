@@ -92,6 +92,8 @@ def cases() -> list[tuple[Any, dict[str, Any], dict[str, Any]]]:
                 "timezone": "Asia/Tokyo",
                 "billing_anchor": "2026-01-31T06:00",
                 "plan": PRO,
+                "next_plan": FREE,
+                "next_plan_at": LATE,
             },
         ),
         (

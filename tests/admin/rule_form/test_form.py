@@ -37,7 +37,8 @@ class TestStartingPoints:
             assert f'href="{query}"' in page
             assert f">{words}</a>" in page
             form = admin_client.get(RULES + "add/" + query).context["adminform"].form
-            values = {name: form[name].value() for name in form.fields if form[name].value() not in (None, False, "")}
+            shown = {name: form[name].value() for name in form.fields}
+            values = {name: str(value) for name, value in shown.items() if value not in (None, False, "")}
             assert dict(parse_qsl(query[1:])).items() <= values.items()
             assert admin_client.post(RULES + "add/", {**values, "_everyone_meant": "1"}).status_code == 302, query
         assert Rule.objects.count() == len(STARTING_POINTS)
