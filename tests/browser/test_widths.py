@@ -53,7 +53,9 @@ def month() -> None:
     spend("other", "2025-11-10", 2)
     flow()
     ShardState.objects.filter(shard=home_shard("other")).update(watermark=at("2025-12-03"))
-    DurabilityGap.objects.create(event="x", kind="restart", shard=1, since=at("2025-10-10"), until=at("2025-10-11"))
+    span = {"since": at("2025-10-10"), "until": at("2025-10-11")}
+    DurabilityGap.objects.create(event="x", kind="restart", shard=1, **span)
+    DurabilityGap.objects.create(event="y", kind="missing", shard=1, units=1_234_567, requests=123_456, **span)
 
 
 @pytest.mark.usefixtures("month")

@@ -10,7 +10,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from ratelimits import moments
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed
@@ -58,8 +58,7 @@ class DurabilityGapAdmin(AccountSearch, ReadOnlyAdmin):
         "from_",
         "to",
         "fsync",
-        "requests",
-        "units",
+        "missing",
         "harmless",
         "recovered_at",
         "reason",
@@ -88,6 +87,17 @@ class DurabilityGapAdmin(AccountSearch, ReadOnlyAdmin):
     def to(self, gap: DurabilityGap) -> str:
         """Return the end of the gap."""
         return moment_text(gap.until)
+
+    @admin.display(description=gettext_lazy("known to be missing"))
+    def missing(self, gap: DurabilityGap) -> str:
+        """Return the units that are known to be missing, and the requests if they are known. One column is narrower."""
+        if gap.units is None:
+            return "–"
+        units = ngettext("%(n)s unit", "%(n)s units", gap.units) % {"n": f"{gap.units:,}"}
+        if gap.requests is None:
+            return units
+        requests = ngettext("%(n)s request", "%(n)s requests", gap.requests) % {"n": f"{gap.requests:,}"}
+        return f"{units} ({requests})"
 
     @admin.action(description=gettext_lazy("Acknowledge the selected gaps"), permissions=["acknowledge"])
     def acknowledge(self, request: HttpRequest, queryset: QuerySet[DurabilityGap]) -> HttpResponse | None:

@@ -83,6 +83,21 @@ def test_the_list_can_be_filtered(gap: DurabilityGap, query: str, shown: bool) -
     assert ("Valkey restarted" in page) is shown
 
 
+@pytest.mark.parametrize(
+    ("units", "requests", "shown"),
+    [
+        (None, None, "–"),
+        (1, None, "1 unit"),
+        (1_234, 1, "1,234 units (1 request)"),
+        (0, 2_000, "0 units (2,000 requests)"),
+    ],
+)
+def test_the_list_says_what_is_missing(gap: DurabilityGap, units: int | None, requests: int | None, shown: str) -> None:
+    DurabilityGap.objects.update(units=units, requests=requests)
+    page = staff("view_durabilitygap").get(LIST).content.decode()
+    assert f'<td class="field-missing">{shown}</td>' in page
+
+
 def test_the_pages_are_in_chinese(gap: DurabilityGap) -> None:
     client = staff("view_durabilitygap", "acknowledge")
     client.defaults["HTTP_ACCEPT_LANGUAGE"] = "zh-hans"
