@@ -67,7 +67,7 @@ def test_the_reasons_are_in_the_language_of_the_reader_and_the_gap_is_not(admin_
 
 
 def test_without_open_periods_the_page_says_so(admin_client: Client) -> None:
-    assert "No open period was found." in text(admin_client.get(url(Report, "open")))
+    assert "No open period of a month that is over was found." in text(admin_client.get(url(Report, "open")))
     for start in ("²", "9" * 20, "-1"):
         assert admin_client.get(url(Report, "force"), {"start": start}).status_code == 200
         assert admin_client.post(url(Report, "force"), {"start": start, "reason": "x"}).status_code == 200
@@ -149,7 +149,7 @@ class TestFinalise:
         asked = admin_client.post(url(Report, "finalise"), {"period": values})
         said = text(asked)
         assert "Nothing is finalised yet: all numbers are provisional." in said
-        assert "acme, 2025-10-01 – 2025-11-01 UTC (provisional)" in said
+        assert "acme, October 2025 (2025-10-01 – 2025-11-01 UTC) (provisional)" in said
         assert "requests 7 0 5 2 0.5 EUR" in said
         assert "Owed for this report: 0.50 EUR" in said
         assert "requests 3 0 0 3" in said
@@ -197,7 +197,7 @@ class TestFinalise:
     ) -> None:
         monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
         asked = admin_client.post(url(Report, "finalise"), {"period": [f"{at('2025-10-01')}:acme"]})
-        assert "acme, 2025-10-01 – 2025-11-01 UTC (provisional)" in text(asked)
+        assert "acme, October 2025 (2025-10-01 – 2025-11-01 UTC) (provisional)" in text(asked)
         assert "1 report was finalised: acme 2025-10 v1." in text(confirmed(admin_client, asked))
         values: dict[str, Any] = {"account": "late", "start": at("2025-10-01"), "reason": "the invoice is due"}
         assert "was finalised" in text(admin_client.post(url(Report, "force"), values, follow=True))
@@ -269,7 +269,7 @@ def test_periods_that_are_not_over_are_listed_if_asked_for(admin_client: Client)
     spend("acme", now.isoformat()[:19], 5)
     spend("other", now.isoformat()[:19], 6)
     flow()
-    assert "No open period was found." in text(admin_client.get(url(Report, "open")))
+    assert "No open period of a month that is over was found." in text(admin_client.get(url(Report, "open")))
     page = admin_client.get(url(Report, "open"), {"running": "1", "account": "acme"})
     assert "5 requests" in text(page)
     assert "6 requests" not in text(page)

@@ -71,12 +71,15 @@ def test_the_form_above_the_list_downloads_a_month(admin_client: Client, report:
     page = admin_client.get(url(Report)).content.decode()
     (target,) = re.findall(r'<form method="get" action="([^"]*)"', page)
     assert all(f'name="{name}"' in page for name in ("period", "format"))
+    assert 'name="final"' in page
+    month = {"period": "2026-11", "format": "csv"}
+    final = {**month, "final": "1"}
+    assert body(admin_client.get(target, final)).count(b"\n") == 2, "no period is open, so there is nothing to ask"
     spend("other", "2026-11-10T12:00")
     flow()
-    month = {"period": "2026-11", "format": "csv"}
     assert body(admin_client.get(target, month)).count(b"\n") == 3
-    assert 'name="final"' in page
-    assert body(admin_client.get(target, {**month, "final": "1"})).count(b"\n") == 2
+    assert "The file lacks other, November 2026: " in text(admin_client.get(target, final, follow=True))
+    assert body(admin_client.get(target, {**final, "lacking": "1"})).count(b"\n") == 2
 
 
 def test_reports_are_found_by_account_and_by_the_month_of_their_own_clocks(admin_client: Client) -> None:
@@ -219,9 +222,9 @@ class TestTotals:
     ) -> None:
         page = text(admin_client.get(url(Report)))
         for row in (
-            "2026-12-01 – 2027-01-01 UTC 1 4 requests 90 tokens, 90 of them overage",
-            "2026-11-01 – 2026-12-01 UTC 2 10 requests, 5 of them overage",
-            "2026-11-01 – 2026-12-01 UTC 1 (newest: 2) 7 requests, 2 of them overage",
+            "December 2026 (2026-12-01 – 2027-01-01 UTC) 1 4 requests 90 tokens, 90 of them overage",
+            "November 2026 (2026-11-01 – 2026-12-01 UTC) 2 10 requests, 5 of them overage",
+            "November 2026 (2026-11-01 – 2026-12-01 UTC) 1 (newest: 2) 7 requests, 2 of them overage",
         ):
             assert row in page
 
@@ -240,7 +243,7 @@ class TestTotals:
         page = text(admin_client.get(url(Report)))
         assert "90 tokens, 90 of them overage" in page
         assert "1 (newest: 2) 7 requests, 2 of them overage" in page
-        assert "UTC 2 too many lines: see the page of the report" in page
+        assert "UTC) 2 too many lines: see the page of the report" in page
 
     def test_a_page_has_them_for_each_meter_and_links_the_other_versions_and_periods(
         self, admin_client: Client, versions: list[Report]
@@ -253,7 +256,7 @@ class TestTotals:
         assert f'<a href="{url(Report, "change", first.pk)}">version 1, finalised on' in page.content.decode()
         assert re.search(r"version 2, finalised on \S+ \(this version, the newest\)", said)
         december = url(Report, "change", Report.objects.get(period_start=at("2026-12-01")).pk)
-        assert f'<a href="{december}">2026-12-01 – 2027-01-01 UTC</a>' in page.content.decode()
+        assert f'<a href="{december}">December 2026 (2026-12-01 – 2027-01-01 UTC)</a>' in page.content.decode()
         (every,) = re.findall(r'<a href="([^"]*)">All reports of this account', page.content.decode())
         assert admin_client.get(unescape(every)).context["cl"].result_count == 3
         old = admin_client.get(url(Report, "change", first.pk))
