@@ -14,8 +14,8 @@ from django.db.models import QuerySet
 
 from ratelimits.engine.assemble import scripts
 from ratelimits.engine.keys import BIN_SECONDS, shard_of
-from ratelimits.engine.run import read_run
 from ratelimits.engine.server import current_server
+from ratelimits.engine.transport.run import read_run
 from ratelimits.models import Account, DurabilityGap, GapKind, Line, Plan, PlanInclusion
 
 #: Maximum number of counters in each batch. The script of a decision seals a batch that has this number of fields.

@@ -11,8 +11,8 @@ from redis.exceptions import RedisError, ResponseError
 from ratelimits.doctor.findings import ServerFinding
 from ratelimits.doctor.parts import Part
 from ratelimits.doctor.scratch import TIME_TO_LIVE, Scratch
-from ratelimits.engine.run import read_run
 from ratelimits.engine.transport.connection import refuses_writes
+from ratelimits.engine.transport.run import read_run
 
 #: How many new connections are asked for their server: a balancer often gives them to its servers in turn.
 CONNECTIONS = 8

@@ -21,9 +21,9 @@ from ratelimits.doctor.properties import Properties, properties, unsuitable
 from ratelimits.doctor.scratch import Scratch, scratch
 from ratelimits.doctor.tries import REPLACEABLE, keys_would_stay, refusals, refused_keys
 from ratelimits.engine.cluster.wire import ClusterWire
-from ratelimits.engine.refused import refused
 from ratelimits.engine.server import Server, current_server
 from ratelimits.engine.transport.connection import Unavailable
+from ratelimits.engine.transport.refused import refused
 from ratelimits.usage.fence import NotFencedError
 
 #: How often the doctor tries again if the server does not answer in time, for example because it is busy.

@@ -19,9 +19,9 @@ from ratelimits.doctor.commands import USED, key_patterns
 from ratelimits.doctor.findings import ServerFinding
 from ratelimits.doctor.parts import Part
 from ratelimits.engine import memory
-from ratelimits.engine.refused import Reason, RefusedCommand, refused
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.connection import Unavailable
+from ratelimits.engine.transport.refused import Reason, RefusedCommand, refused
 from ratelimits.usage.fence import NotFencedError
 
 

@@ -16,8 +16,8 @@ from ratelimits.conf import conf
 from ratelimits.doctor.findings import ServerFinding
 from ratelimits.doctor.properties import Properties, properties
 from ratelimits.doctor.tries import refused_commands
-from ratelimits.engine.refused import refused
 from ratelimits.engine.server import Server, current_server
+from ratelimits.engine.transport.refused import refused
 
 
 @dataclass(frozen=True, slots=True)

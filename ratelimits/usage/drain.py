@@ -25,8 +25,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.conf import conf
 from ratelimits.engine.assemble import scripts
-from ratelimits.engine.run import read_run
 from ratelimits.engine.server import Server, current_server, on_each
+from ratelimits.engine.transport.run import read_run
 from ratelimits.models.ledger import Batch, QuarantinedBatch, ShardState, moment
 from ratelimits.models.ledger.sums import is_overflow
 from ratelimits.progress import Progress

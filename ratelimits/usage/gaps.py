@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from django.db import transaction
 from django.db.models import Q, QuerySet
 
-from ratelimits.engine.run import UNREADABLE
+from ratelimits.engine.transport.run import UNREADABLE
 from ratelimits.models.ledger import COUNTERS, ArchivedRange, Batch, QuarantinedBatch, ShardState, moment
 from ratelimits.models.ledger.gaps import FSYNC_POLICIES, DurabilityGap, GapChange, GapKind
 from ratelimits.models.ledger.sums import ExactSum

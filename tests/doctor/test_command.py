@@ -99,7 +99,7 @@ def test_what_a_project_needs_depends_on_its_rules(monkeypatch: pytest.MonkeyPat
 
 
 #: Who is there (None: no rule, but a batch that waits); what the last lines of the doctor must say; the exit status.
-COUNTED: dict[str, tuple[dict[str, object] | None, str, int]] = {
+COUNTED: dict[str, tuple[dict[str, Any] | None, str, int]] = {
     "a rule that bills nothing": ({"bills": False}, "Usage is counted, but it will not reach the ledger", 0),
     "a rule that is off": ({"mode": "off"}, "Everything that the project needs works.", 0),
     "a batch without a rule": (None, "Usage is counted, but it will not reach the ledger", 0),

@@ -15,8 +15,8 @@ from django.test import override_settings
 
 from ratelimits import engine
 from ratelimits.embedded import EmbeddedServer
-from ratelimits.engine.run import UNREADABLE, read_run
 from ratelimits.engine.server import current_server
+from ratelimits.engine.transport.run import UNREADABLE, read_run
 from ratelimits.models import Batch, DurabilityGap
 from ratelimits.reports.gaps import describe
 from ratelimits.reports.verify.printed import verify_printed

@@ -14,8 +14,8 @@ import redis
 from django.test import override_settings
 
 from ratelimits.embedded import EmbeddedServer
-from ratelimits.engine.run import read_run
 from ratelimits.engine.server import current_server
+from ratelimits.engine.transport.run import read_run
 from ratelimits.models import Batch
 from ratelimits.usage import fence as fencing
 from ratelimits.usage.drain import drain

@@ -24,9 +24,9 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from ratelimits.engine.run import ASK_RUN, run_after, run_of
 from ratelimits.engine.transport.ages import closed, ended
 from ratelimits.engine.transport.credentials import connect
+from ratelimits.engine.transport.run import ASK_RUN, run_after, run_of
 
 
 class Unavailable(Exception):

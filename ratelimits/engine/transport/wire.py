@@ -27,15 +27,15 @@ from ratelimits.conf import conf, embedded
 from ratelimits.embedded.shared import own_url, shared_url
 from ratelimits.engine.assemble.scripts import Script
 from ratelimits.engine.keys import Keyspace
-from ratelimits.engine.refused import refused
 from ratelimits.engine.resp import Sendable, evaluating, loading, loading_first
-from ratelimits.engine.run import SCRIPT as RUN_SCRIPT
 from ratelimits.engine.transport import blocking
 from ratelimits.engine.transport.connection import Dropped, NotSent, Unanswered, exchange, greet
 from ratelimits.engine.transport.credentials import follow
 from ratelimits.engine.transport.idle import IdleConnections, RenewableConnections, process
 from ratelimits.engine.transport.multiplexed import MAX_LOADS, Multiplexed
 from ratelimits.engine.transport.pools import async_pool, no_retry_pool
+from ratelimits.engine.transport.refused import refused
+from ratelimits.engine.transport.run import SCRIPT as RUN_SCRIPT
 
 
 def configured(alias: str) -> Any:

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -294,7 +295,8 @@ class TestDrained:
         proxy.drain()
         with pytest.raises(Unanswered):
             owned.exchange(INCREASE.to_bytes("", b""))
-        until(lambda: redis_client.get("counter") == b"1", "the proxy has forwarded it")
+        counter = partial(redis_client.get, "counter")
+        until(lambda: counter() == b"1", "the proxy has forwarded it")
 
 
 @pytest.mark.system

@@ -12,8 +12,8 @@ import redis
 from redis.exceptions import ResponseError
 
 from ratelimits.engine.assemble import scripts
-from ratelimits.engine.refused import refused
 from ratelimits.engine.resp import resp
+from ratelimits.engine.transport.refused import refused
 
 #: The name of a run that the server does not tell. Then nobody can know whether the server restarted.
 UNREADABLE = "unreadable:"

@@ -6,7 +6,7 @@ import pytest
 import redis
 from redis.exceptions import ResponseError
 
-from ratelimits.engine.run import SCRIPT, UNREADABLE, read_run, run_after
+from ratelimits.engine.transport.run import SCRIPT, UNREADABLE, read_run, run_after
 
 RUN, REPLICATION = "a" * 40, "b" * 40
 NEVER_PROMOTED, PROMOTED = "0" * 40, "c" * 40

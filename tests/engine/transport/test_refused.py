@@ -10,7 +10,7 @@ import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from ratelimits.engine.refused import Reason, refused
+from ratelimits.engine.transport.refused import Reason, refused
 
 #: The user may send each command but these.
 DENIED = ("-info", "-config", "-script", "-hset")
