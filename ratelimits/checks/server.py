@@ -95,7 +95,11 @@ def _message(one: ServerDiagnosis, found: ServerFinding, parts: Collection[Part]
     if not name or (found.name == "connection" and _needs_no_server()):
         return None
     kind = checks.Error if name.startswith("E") else checks.Warning
-    without = f" It stops: {', '.join(part.meaning for part in stopped)}." if stopped else ""
+    without = (
+        f" It {'endangers' if found.endangers else 'stops'}: {', '.join(part.meaning for part in stopped)}."
+        if stopped
+        else ""
+    )
     return kind(
         f"{found.why.removesuffix('.')}.{without}",
         hint=f"{found.mend.removesuffix('.')}. The server is {one.address} ({_alias()});"

@@ -57,6 +57,10 @@ class ServerDiagnosis:
         """Return whether a part of the app works on this server."""
         return not any(part in found.parts for found in self.findings)
 
+    def is_only_endangered(self, part: Part) -> bool:
+        """Return whether a part works now, but can lose what it has written."""
+        return all(found.endangers for found in self.findings if part in found.parts) and not self.works(part)
+
     @property
     def acl_line(self) -> str:
         """Return the line that gives the user all missing rights; "" if none is missing."""

@@ -25,6 +25,11 @@ class ServerFinding:
     mend: str
     acl: str = ""
 
+    @property
+    def endangers(self) -> bool:
+        """Return whether the parts work now, but can lose what they have written."""
+        return self.name == "evicts"
+
 
 def merged(findings: Iterable[ServerFinding]) -> Iterator[ServerFinding]:
     """Yield findings of the same name as one, with the parts of all of them."""

@@ -54,7 +54,8 @@ def _finding(found: ServerFinding) -> dict[str, Any]:
 def rows(one: ServerDiagnosis, needed: Collection[Part]) -> Iterator[tuple[str, str, str, str]]:
     """Yield a row for each part: its name, whether it works, whether the project needs it, and what it does."""
     for part in Part:
-        yield part, "yes" if one.works(part) else "NO", "yes" if part in needed else "no", part.meaning
+        works = "yes" if one.works(part) else "at risk" if one.is_only_endangered(part) else "NO"
+        yield part, works, "yes" if part in needed else "no", part.meaning
 
 
 def heading(one: ServerDiagnosis) -> str:
@@ -70,7 +71,7 @@ def sentences(one: ServerDiagnosis) -> Iterator[str]:
     for found in one.findings:
         stopped = ", ".join(part for part in Part if part in found.parts)
         yield f"- {found.why}"
-        yield f"    stops: {stopped or 'nothing'}"
+        yield f"    {'endangers' if found.endangers else 'stops'}: {stopped or 'nothing'}"
         yield f"    to do: {found.mend}"
     if one.acl_line:
         yield f"All missing rights in one line: {one.acl_line}"

@@ -13,6 +13,8 @@ from ratelimits.engine import memory
 
 #: The oldest supported version of Redis. Valkey names the version of Redis that it is compatible with: 7.2.4.
 OLDEST = (6, 2)
+#: The parts whose states have a time to live.
+_DECIDING = frozenset({Part.LIMITS, Part.LOGS, Part.LEASES})
 #: The parts that write. A server that refuses writes lets none of them work.
 WRITING = frozenset(Part)
 
@@ -157,7 +159,7 @@ def eviction(found: Properties) -> Iterator[ServerFinding]:
         takes_usage = not found.policy.startswith("volatile-")
         yield ServerFinding(
             "evicts",
-            frozenset({Part.BILLS, Part.RESTORES} if takes_usage else ()),
+            _DECIDING | {Part.COUNTS, Part.BILLS, Part.RESTORES} if takes_usage else _DECIDING,
             f"The Redis server's maxmemory-policy is {found.policy}: when its memory is full, it can drop"
             f" {lost if takes_usage else 'limits, so that requests pass that should not'}.",
             "Set `maxmemory-policy noeviction`. If other data needs another policy, use a separate server.",

@@ -78,11 +78,11 @@ ACLS: dict[str, tuple[tuple[str, ...], str, set[Part], set[Part], str]] = {
 }
 #: Settings of the server; the name of the finding; the parts that fail; a part of what mends it.
 SETTINGS: dict[str, tuple[dict[str, str], str, set[Part], str]] = {
-    "evicts": ({"maxmemory_policy": "allkeys-lru"}, "evicts", {B, R}, "maxmemory-policy noeviction"),
+    "evicts": ({"maxmemory_policy": "allkeys-lru"}, "evicts", {L, G, C, U, B, R}, "maxmemory-policy noeviction"),
     "evicts what has a time to live": (
         {"maxmemory_policy": "volatile-lru"},
         "evicts",
-        set(),
+        {L, G, C},
         "maxmemory-policy noeviction",
     ),
     "no append-only file": ({"appendonly": "no"}, "append-only", {B, R}, "appendonly yes"),

@@ -45,7 +45,7 @@ def test_a_refused_command_that_is_needed(redis_client: redis.Redis, redis_url: 
     assert status == 1
     assert f"    to do: ACL SETUSER {USER} +hset\n" in text
     assert f"All missing rights in one line: ACL SETUSER {USER} +hset\n" in text
-    assert "The project needs what does not work: " in text
+    assert "The project needs what does not work, or is at risk: " in text
     assert redis_client.keys() == []
 
 
@@ -103,7 +103,7 @@ COUNTED: dict[str, tuple[dict[str, Any] | None, str, int]] = {
     "a rule that bills nothing": ({"bills": False}, "Usage is counted, but it will not reach the ledger", 0),
     "a rule that is off": ({"mode": "off"}, "Everything that the project needs works.", 0),
     "a batch without a rule": (None, "Usage is counted, but it will not reach the ledger", 0),
-    "a rule that bills": ({"bills": True}, "The project needs what does not work: bills.", 1),
+    "a rule that bills": ({"bills": True}, "The project needs what does not work, or is at risk: bills.", 1),
 }
 
 

@@ -49,14 +49,15 @@ class Command(ExplainedCommand):
             diagnoses = diagnose()
         except (Unavailable, ServerStartError, ImproperlyConfigured, OSError) as error:
             raise CommandError(f"No server could be asked: {error}") from error
-        stuck = not all(one.works(Part.BILLS) for one in diagnoses) and _is_counted()
+        stuck = not all(one.works(Part.BILLS) or one.is_only_endangered(Part.BILLS) for one in diagnoses)
+        stuck = stuck and _is_counted()
         if options["json"]:
             self.stdout.write(json.dumps(as_json(diagnoses, parts, stuck=stuck), indent=2))
         else:
             for one in diagnoses:
                 self._describe(one, parts)
         if failing := broken(diagnoses, parts):
-            raise CommandError(f"The project needs what does not work: {', '.join(failing)}.")
+            raise CommandError(f"The project needs what does not work, or is at risk: {', '.join(failing)}.")
         if options["json"]:
             return
         if stuck:
