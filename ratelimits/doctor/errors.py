@@ -159,5 +159,17 @@ def of_connection(error: Exception, who: Who) -> ServerFinding:
         "connection",
         frozenset(Part),
         f"The server does not answer: {type(error).__name__}: {error}",
-        "Look at the LOCATION of the cache, at the network, and at RATELIMITS['TIMEOUT'].",
+        _mend_of_connection(str(error)),
     )
+
+
+def _mend_of_connection(said: str) -> str:
+    mend = "Look at the LOCATION of the cache, at the network, and at RATELIMITS['TIMEOUT']."
+    if "CERTIFICATE_VERIFY_FAILED" in said or "certificate verify failed" in said:
+        return (
+            "Name the file with the certificate of the server's authority (CA) in the LOCATION of the cache:"
+            " rediss://host:port/0?ssl_ca_certs=/path/ca.pem."
+        )
+    if "reset by peer" in said or "closed by server" in said:
+        return f"If the port expects TLS, begin the LOCATION of the cache with rediss://, not redis://. {mend}"
+    return mend

@@ -10,7 +10,7 @@ import redis
 from redis.credentials import CredentialProvider
 
 from ratelimits.doctor.diagnosis import ServerDiagnosis, diagnose
-from ratelimits.doctor.errors import who_asks
+from ratelimits.doctor.errors import Who, of_connection, who_asks
 from ratelimits.doctor.findings import ServerFinding
 from ratelimits.doctor.parts import Part
 from ratelimits.embedded import EmbeddedServer
@@ -254,6 +254,17 @@ def test_the_user_of_a_credential_provider_is_named(redis_client: redis.Redis, r
         if found.user != expected:
             wrong.append(f"{rights}, {provider}: {found.user}")
     assert wrong == []
+
+
+def test_a_connection_that_lacks_tls_or_its_authority_says_what_to_write() -> None:
+    who = Who(USER, "~*")
+    for said, mend in (
+        ("Error 1 connecting: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed", "ssl_ca_certs"),
+        ("Error while reading from server: (104, 'Connection reset by peer')", "rediss://"),
+        ("Connection closed by server.", "rediss://"),
+        ("Error 111 connecting. Connection refused.", "RATELIMITS['TIMEOUT']"),
+    ):
+        assert mend in of_connection(redis.ConnectionError(said), who).mend, said
 
 
 def test_a_replica_is_named(tmp_path: Path, servers: TestServers) -> None:
