@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ratelimits.engine import ANY
 from tests.support.engine.asking import NOW, SECOND, ask, limit
+from tests.support.eventually import until
 from tests.support.raw import RawRedis
 
 
@@ -89,6 +91,8 @@ def test_an_address_takes_as_much_as_the_page_on_scaling_says(redis_client: RawR
             ask(*[one(key) for one in limits], now=None)
         return int(redis_client.info("memory")["used_memory"])
 
+    freed = partial(redis_client.info, "memory")
+    until(lambda: freed()["lazyfree_pending_objects"] == 0, "the data of earlier tests is freed")
     before = use(*[f"ip:192.0.2.{number}" for number in range(50)])
     taken = (use(*[f"ip:203.0.{number // 250:03}.{number % 250:03}" for number in range(1500)]) - before) / 1500
     overhead = int(valkey if "valkey_version" in redis_client.info("server") else redis6)
