@@ -89,12 +89,15 @@ def test_an_address_takes_as_much_as_the_page_on_scaling_says(redis_client: RawR
     def use(*keys: str) -> int:
         for key in keys:
             ask(*[one(key) for one in limits], now=None)
-        return int(redis_client.info("memory")["used_memory"])
+        found = redis_client.info("memory")
+        # Connections of earlier tests end meanwhile, and each has buffers.
+        return int(found["used_memory"]) - int(found["mem_clients_normal"])
 
-    freed = partial(redis_client.info, "memory")
-    until(lambda: freed()["lazyfree_pending_objects"] == 0, "the data of earlier tests is freed")
+    asked = partial(redis_client.info, "memory")
+    until(lambda: asked()["lazyfree_pending_objects"] == 0, "the data of earlier tests is freed")
     before = use(*[f"ip:192.0.2.{number}" for number in range(50)])
     taken = (use(*[f"ip:203.0.{number // 250:03}.{number % 250:03}" for number in range(1500)]) - before) / 1500
     overhead = int(valkey if "valkey_version" in redis_client.info("server") else redis6)
     said = overhead + len("rl:1:test:{07}:s:ip:203.0.113.999") + int(per_rule) * rules
-    assert 0.6 * said <= taken <= 1.1 * said
+    # The server makes its tables larger in large steps.
+    assert 0.5 * said <= taken <= 1.1 * said

@@ -48,11 +48,12 @@ def test_a_refusal_lets_a_process_look(redis_client: RawRedis) -> None:
     until(lambda: not memory.level, "the process asked, and the server is not full")
 
 
-def test_a_server_that_is_away_changes_nothing(settings: Any) -> None:
-    memory.note([Use(9, 10)])
-    away(settings, free_port())
-    look()
-    assert shortage() is Shortage.SHORT
+def test_a_server_that_is_away_changes_nothing(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with looking_by_hand(monkeypatch):
+        memory.note([Use(9, 10)])
+        away(settings, free_port())
+        look()
+        assert shortage() is Shortage.SHORT
 
 
 @pytest.mark.parametrize("is_async", [False, True])
