@@ -152,6 +152,16 @@ class TestQuestions:
         ):
             assert self.post(admin_client, url, typed).status_code == 302
 
+    def test_if_there_are_too_many_accounts_to_compare_it_asks(
+        self, admin_client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("ratelimits.admin.operate.past_months._MAX_LISTED", 0)
+        url, typed = self.form("plan-acme", name="Another name")
+        page = self.post(admin_client, url, typed)
+        assert "The bills of the others were not compared." in page.content.decode()
+        assert "This edit changes bills" not in page.content.decode()
+        assert self.post(admin_client, url, {**typed, "_confirmed": "1"}).status_code == 302
+
     def test_an_edit_of_an_account_says_it_too(self, admin_client: Client) -> None:
         acme, large = Account.objects.get(identifier="acme"), plan("large", 1000)
         url = reverse("admin:ratelimits_account_change", args=[acme.pk])

@@ -59,10 +59,11 @@ class AsksAboutRunning(_Base):
         return self._question(request, obj) or super().response_change(request, obj)
 
     def _running(self, accounts: Collection[str]) -> list[StillRunning]:
+        """Return the first periods that still run, with amounts; one more than are listed if there are more."""
         now = time_ns() // 1000
         # A month is past for people if it is past in UTC or in their own time zone.
         month = max(month_of(now, "UTC"), f"{moments.local(moments.now()):%Y-%m}")
-        running = list(islice(still_running(conf.DATABASE, accounts, now, month), _MAX_LISTED))
+        running = list(islice(still_running(conf.DATABASE, accounts, now, month), _MAX_LISTED + 1))
         return with_amounts(conf.DATABASE, running)
 
     def _question(self, request: HttpRequest, row: Any) -> HttpResponse | None:
@@ -80,8 +81,16 @@ class AsksAboutRunning(_Base):
             if owed[0] != owed[1] or (account, period) not in before or (account, period) not in after:
                 end = f"{period.local_end()} {period.timezone}"
                 rows.append((account, month_text(period.label), end, owed[0] or "–", owed[1] or "–"))
-        if not rows:
+        # The bills of further accounts are not compared, so nobody knows whether the edit changes them.
+        has_more = len(after) > _MAX_LISTED
+        if not rows and not has_more:
             return None
+        warnings = [_("This edit changes bills of a past month, which still runs in the time zones of these accounts.")]
+        if has_more:
+            warnings.append(
+                _("More than %(count)s accounts are still in a past month. The bills of the others were not compared.")
+                % {"count": _MAX_LISTED}
+            )
         consequences = Consequences(
             title=str(_("Save: %(row)s") % {"row": row}),
             sentences=[
@@ -90,9 +99,7 @@ class AsksAboutRunning(_Base):
                     " account on its page."
                 )
             ],
-            warnings=[
-                _("This edit changes bills of a past month, which still runs in the time zones of these accounts.")
-            ],
+            warnings=warnings if rows else warnings[1:],
             heads=[_("account"), _("period"), _("ends"), _("overage so far, before"), _("overage so far, after")],
             rows=rows,
         )
