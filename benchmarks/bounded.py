@@ -125,7 +125,6 @@ def operations(state: State) -> Iterator[tuple[str, Callable[[], object]]]:
             usage=None,
             at=state.moment_of(number),
             bin=0,
-            period=0,
             lease=f".request-{number}",  # CommandMaker writes a dot before the name
         )
         call = release_call(receipt) if has_leases else receipt_call(receipt, (0,), LIFE, whole=True)

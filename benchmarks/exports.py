@@ -70,18 +70,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 def finalised(count: int) -> None:
     """Write finalised reports of one month with this number of lines in total."""
     from ratelimits.models import Report, ReportLine
+    from ratelimits.models.customers import make_missing, present
 
     numbers = range(-(-count // _LINES_PER_REPORT))  # rounded up
+    names = [f"account-{number:06d}" for number in numbers]
+    make_missing("default", names)
+    customers = present("default", names)
     Report.objects.bulk_create(
         Report(
-            account=f"account-{number:06d}",
+            customer=customer,
+            account=name,
             period_start=_START,
             period_end=_END,
             timezone="UTC",
             label="2026-11",
             plan="pro",
         )
-        for number in numbers
+        for name, customer in customers.items()
     )
     saved_reports = Report.objects.order_by("account").iterator()
     lines = islice((line for saved_report in saved_reports for line in _lines(saved_report)), count)

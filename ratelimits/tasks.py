@@ -1,5 +1,8 @@
 """Celery tasks: each task only calls the function that does the work. It does no harm if a task runs twice.
 
+A task that cannot do its work fails with the error, so that whoever watches failed tasks sees it. No task is retried:
+the beat schedule starts the next run.
+
 A task and a management command of one name, such as `ratelimits.drain` and `ratelimits_drain`, do the same job (see
 the room `jobs`).
 
@@ -18,7 +21,6 @@ from typing import Any
 from uuid import UUID
 
 from celery import shared_task
-from redis.exceptions import RedisError
 
 from ratelimits import jobs
 from ratelimits.alerts import deliver
@@ -26,7 +28,6 @@ from ratelimits.alerts.evaluate import evaluate
 from ratelimits.conf import conf
 from ratelimits.push import receivers
 from ratelimits.rules import RulesUnavailable
-from ratelimits.usage.fence import NotFencedError
 
 logger = logging.getLogger(__name__)
 
@@ -38,19 +39,13 @@ _SEAL_EXPIRES = 3600
 @shared_task(name="ratelimits.seal", ignore_result=True, acks_late=True)
 def seal() -> None:
     """Seal the open batches of all shards."""
-    try:
-        jobs.seal()
-    except RedisError as error:
-        logger.warning("Usage could not be sealed; the next run of the task tries again: %s", error)
+    jobs.seal()
 
 
 @shared_task(name="ratelimits.drain", ignore_result=True, acks_late=True)
 def drain() -> None:
     """Write all sealed batches to the ledger, and add them to the totals by account and period."""
-    try:
-        jobs.drain()
-    except (NotFencedError, RedisError) as error:
-        logger.warning("Usage could not be drained; the next run of the task tries again: %s", error)
+    jobs.drain()
 
 
 @shared_task(name="ratelimits.finalise", ignore_result=True, acks_late=True)

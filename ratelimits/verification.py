@@ -53,7 +53,7 @@ _KINDS = {
     "watermarks": "watermark",
     "heads of chains": "head of a chain",
     "entries of manifests": "entry of a manifest",
-    "bounds of reports": "bound of a report",
+    "billing periods": "billing period",
     "rows of the configuration": "row of the configuration",
     "deliveries": "delivery",
 }

@@ -684,10 +684,10 @@ def test_a_throttle_class_may_have_a_key() -> None:
 def test_a_rule_may_start_from_the_ledger(ask: Ask, settings: Any) -> None:
     settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": None}
     ann = user("ann")
-    period = rules.reload().billing(f"account:{ann.pk}").boundaries[1] // 10**6
+    start = rules.reload().billing(f"account:{ann.pk}").boundaries[1] // 10**6
     counts = ("admitted", "denied", "refunded", "shadow")
     row: dict[str, Any] = {f"{kind}_{of}": 0 for kind in counts for of in ("requests", "units")}
-    row |= {"id": 1, "batch_id": 1, "rule": 0, "version": 0, "checksum": 0, "period": period, "bin": period}
+    row |= {"id": 1, "batch_id": 1, "rule": 0, "version": 0, "checksum": 0, "bin": start}
     Line.objects.create(account=str(ann.pk), key=f"user:{ann.pk}", meter="requests", **row | {"admitted_units": 4})
     rule("monthly", "calendar_window", capacity=5, start_from_ledger=True)
     assert [ask(user=ann).status_code for _ in range(2)] == [200, 429]

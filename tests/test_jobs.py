@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from io import StringIO
 from typing import Any
@@ -123,7 +122,7 @@ def test_a_drain_that_fails_adds_what_is_drained_to_the_totals(monkeypatch: pyte
         drain(at("2100-01-01"))
         with monkeypatch.context() as patched:
             patched.setattr(draining, "drain", fail)
-            with suppress(CommandError):  # The task only logs the error.
+            with pytest.raises(CommandError if run is by_command else NotFencedError):
                 run("drain")
         assert not any(state.tallied < state.position for state in ShardState.objects.all())
         assert TaskRun.objects.get(task="drain").failed_at is not None

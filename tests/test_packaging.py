@@ -1,18 +1,23 @@
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 from trove_classifiers import classifiers
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+#: Modules that only system tests import, when they run.
+_OF_SYSTEM_TESTS = ["tests/identity/oauth_recipes.py"]
 DATA = {".lua", ".html", ".css", ".js", ".svg", ".po", ".mo", ".typed", ".json"}
 
 
@@ -23,6 +28,17 @@ def requirements() -> set[str]:
 
 def _plain(requirement: str) -> str:
     return re.sub(r"\s+", "", requirement).replace("'", '"')
+
+
+def _only_ci_installs() -> set[str]:
+    """Return the import names of packages that .ci/requirements.txt adds to requirements.txt."""
+    lines = (ROOT / ".ci" / "requirements.txt").read_text().splitlines()
+    added = {canonicalize_name(re.split(r"[~><=]", line)[0]) for line in lines if line and not line.startswith("#")}
+    return {
+        module
+        for module, distributions in packages_distributions().items()
+        if {canonicalize_name(name) for name in distributions} <= added
+    }
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +76,16 @@ def test_requirements_txt_installs_all_that_the_package_and_its_extras_ask_for()
     extras = [line for lines in project["optional-dependencies"].values() for line in lines]
     wanted = {_plain(line) for line in project["dependencies"] + extras}
     assert {line for line in wanted if not line.startswith("django-ratelimits[")} == requirements()
+
+
+def test_the_tests_are_collected_without_what_only_ci_installs() -> None:
+    added, found = _only_ci_installs(), []
+    for path in set(ROOT.glob("tests/**/*.py")) - {ROOT / name for name in _OF_SYSTEM_TESTS}:
+        for node in ast.parse(path.read_text()).body:  # imports in functions, or only for types, are no matter
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            found += [f"{path.relative_to(ROOT)} imports {name}" for name in names if name.split(".")[0] in added]
+    assert found == []
 
 
 def test_the_version_is_written_once() -> None:

@@ -105,7 +105,7 @@ def test_failed_logins_of_the_admin_are_limited(settings: Any, client: Client) -
 
 def test_a_line_break_in_an_account_forges_no_line_of_the_log() -> None:
     logged: list[str] = []
-    billing_around(0, "acme\nERROR:root:all is lost", "Europe/Nowhere", None, None, logged.append)
+    billing_around(0, "acme\nERROR:root:all is lost", "Europe/Nowhere", None, (), logged.append)
     assert len(logged) == 1
     assert "\n" not in logged[0]
 

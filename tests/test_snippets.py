@@ -33,7 +33,8 @@ from ratelimits.identity import Identity
 from ratelimits.models import Alert, TaskRun
 from ratelimits.quota import checking
 from ratelimits.signals import request_refused, threshold_reached
-from ratelimits.status.facts import Level, facts
+from ratelimits.status.fact import Level
+from ratelimits.status.facts import facts
 from ratelimits.testing import override_rules
 from tests.support.reports.invoices import account, close, spend
 from tests.support.rows import rule

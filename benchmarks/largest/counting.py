@@ -41,12 +41,10 @@ def operations(server: Server) -> Iterator[tuple[str, Callable[[], object]]]:
 
 def usages(name: str) -> Iterator[Usage]:
     """Yield usage of one meter, each of another account and key. `name` is a part of their names."""
-    from ratelimits.algorithms.calendar import boundaries
     from ratelimits.engine.call import Meter, Usage
 
-    periods = boundaries("month", "UTC", None, time.time_ns() // 1000)
     for number in count():
-        yield Usage(f"{name}-{number}", f"api_key:{name}-{number}", (Meter("tokens", 12, 3456),), periods)
+        yield Usage(f"{name}-{number}", f"api_key:{name}-{number}", (Meter("tokens", 12, 3456),))
 
 
 def refusals(server: Server, counted: Iterator[Usage]) -> Callable[[], object]:
@@ -56,7 +54,7 @@ def refusals(server: Server, counted: Iterator[Usage]) -> Callable[[], object]:
 
     counts = [RefusalCount(usage, (COST,), 12, 3456, 5) for usage in counted]
     keyspace = server.keyspace
-    command = Count(keyspace.head(SHARD), keyspace.open(SHARD), counts[0].usage)
+    command = Count(keyspace.head(SHARD), keyspace.open(SHARD))
     for one in counts:
         command.add(one)
     return lambda: server.wire.call(command, new_nonce())
@@ -68,7 +66,7 @@ def _record(server: Server, usages: list[Usage]) -> None:
 
     moment = time.time_ns() // 1000
     records: dict[Any, bytes] = {
-        usage.account: b"0 %d %d %b %d" % (100, moment, counters_of(usage, moment // 10**6, moment // 10**6)[0], COST)
+        usage.account: b"0 %d %d %b %d" % (100, moment, counters_of(usage, moment // 10**6)[0], COST)
         for usage in usages
     }
     server.wire.client_of(server.keyspace, SHARD).hset(server.keyspace.prefetched(SHARD), mapping=records)

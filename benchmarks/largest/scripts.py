@@ -5,7 +5,6 @@ The scripts that count usage which a process has kept are in `counting`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -53,7 +52,6 @@ def operations(server: Server) -> Iterator[tuple[str, Callable[[], object]]]:
 
 def _largest_decision(rules: Sequence[dict[str, Any]]) -> tuple[Call, int]:
     """Return a call with the maximum number of limits and of meters, and how many both are. The rules take turns."""
-    from ratelimits.algorithms.calendar import boundaries
     from ratelimits.engine import algorithm_from_json
     from ratelimits.engine.call import Call, Meter, Usage
     from ratelimits.engine.program import MAX_LIMITS, Term, program
@@ -66,7 +64,7 @@ def _largest_decision(rules: Sequence[dict[str, Any]]) -> tuple[Call, int]:
         for number in range(MAX_LIMITS)
     )
     meters = tuple(Meter(f"meter-{number}", number, 1) for number in range(MAX_METERS))
-    usage = Usage("1", "api_key:1", meters, boundaries("month", "UTC", None, time.time_ns() // 1000))
+    usage = Usage("1", "api_key:1", meters)
     costs = (counting.COST,) * MAX_METERS
     call = Call(program(terms), keys, costs, account="1", usage=usage, version=None)
     return call, MAX_LIMITS + MAX_METERS

@@ -58,8 +58,8 @@ def bare(heads: int, states: int, each: int, counted: bool, suffix: str = "42") 
     keys += ["bare:{00}:open"] if counted else []
     # Each limit is a bucket whose level is a time. A request adds 10 µs. It is refused if the level would exceed 10 s.
     numbers = struct.pack(f"<{2 * states * each}d", *(10.0, 10_000_000.0) * (states * each))
-    # The end of a counter's name: period, meter, rule, version, account, key, and the cost of each request (1).
-    field = f"|1795262400|requests|3|7|7|user:{suffix}|1" if counted else ""
+    # The end of a counter's name: meter, rule, version, account, key, and the cost of each request (1).
+    field = f"|requests|3|7|7|user:{suffix}|1" if counted else ""
     # Formats of Lua's struct: a state has two 7-byte numbers for each limit, the other numbers are doubles.
     formats = b"<" + b"I7I7" * each, b"<" + b"d" * (2 * states * each)
     arguments = [struct.pack("<BBB", heads, states, each), _HEAD, numbers, field.encode(), *formats]

@@ -12,7 +12,6 @@ import redis
 
 from benchmarks.support.timing import Case
 from ratelimits import engine, rules
-from ratelimits.algorithms.calendar import boundaries
 from ratelimits.algorithms.limits import Algorithm, CalendarWindow, FixedWindow, TokenBucket
 from ratelimits.engine.call import Call
 from ratelimits.engine.command import Command
@@ -128,7 +127,7 @@ def three_limits() -> list[tuple[str, Algorithm]]:
 
 def usage(now: int, user: str) -> engine.Usage:
     """Return the usage of a request: one meter. The rule with the id 3, at the version 7, bills it."""
-    return engine.Usage(user, f"user:{user}", (engine.Meter("requests", 3, 7),), boundaries("month", "UTC", None, now))
+    return engine.Usage(user, f"user:{user}", (engine.Meter("requests", 3, 7),))
 
 
 def call_of(

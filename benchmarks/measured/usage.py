@@ -63,8 +63,8 @@ def _by_shard(first: int, count: int, keys: int, shards: int, per_account: int) 
     for number in range(first, first + count):
         shard, ending = endings[number % keys]
         bin_start = start + number // keys * BIN_SECONDS
-        # A counter of admitted ("a") requests: bin, period, meter, id of the rule, and version of the rule.
-        out.setdefault(shard, []).append(f"a|{bin_start}|{start}|requests|1|1|{ending}")
+        # A counter of admitted ("a") requests: bin, meter, id of the rule, and version of the rule.
+        out.setdefault(shard, []).append(f"a|{bin_start}|requests|1|1|{ending}")
     return out
 
 
@@ -125,7 +125,7 @@ def bare_insert_rate(count: int) -> float:
                 copy.write(text)
         else:
             cursor.execute(f"CREATE TABLE bare AS SELECT * FROM {table} LIMIT 0")
-            for number, indexed in enumerate(("id", "period, account", "bin")):
+            for number, indexed in enumerate(("id", "account, bin")):
                 cursor.execute(f"CREATE INDEX bare_{number} ON bare ({indexed})")
             marks = ", ".join(["%s"] * len(columns))
             start = time.perf_counter()

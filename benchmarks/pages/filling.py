@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.contrib.auth.models import User
-from django.db import connection
-from django.db.models import Model
+from django.db import connection, transaction
+from django.db.models import Max, Min, Model
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import BIN_SECONDS, shard_of
@@ -27,13 +27,16 @@ from ratelimits.models import (
     KeyOverride,
     KeyTotal,
     Line,
+    Name,
     PeriodUsage,
     ProcessTotal,
     Rule,
     RuleTotal,
     ShardState,
 )
+from ratelimits.models.customers import make_missing
 from ratelimits.models.ledger import LINES_PER_BATCH
+from ratelimits.models.periods import freeze
 from ratelimits.usage import span_totals
 
 #: Number of hours in the ledger. The last of these hours is the present one.
@@ -136,7 +139,6 @@ def _write_lines(sizes: Sizes, now: int) -> None:
         # The numbers of the lines are in the order of time. This hour has the lines from number `first` to `end` - 1.
         first, end = (sizes.lines * edge // HOURS for edge in (hour, hour + 1))
         start = (first_hour + hour) * 3_600
-        period_start, _period_end = _month(start)
         # `batch`, `kind`, `columns` and `count` are SQL. `batch` is the id of the batch (see `_write_batches`).
         batch = f"({hour * shards + 1} + k.shard)"
         # The kind of a line: 0 if its requests are admitted, 8 if they are refused, 9 if a rule in shadow mode would
@@ -149,7 +151,7 @@ def _write_lines(sizes: Sizes, now: int) -> None:
             f"{batch} * {LINES_PER_BATCH} + ROW_NUMBER() OVER (PARTITION BY k.shard ORDER BY k.account, k.name) - 1,"
             f" {batch}, k.account, k.name, 'requests',"
             f" {first_rule} + (k.number + CASE WHEN {kind} > 0 THEN 1 ELSE 0 END) % {sizes.rules}, 1,"
-            f" {period_start}, {start} + (n - {first}) * 4 / {max(end - first, 1)} * {BIN_SECONDS}"
+            f" {start} + (n - {first}) * 4 / {max(end - first, 1)} * {BIN_SECONDS}"
         )
         count = "k.number % 97 + 1"  # requests of a line: from 1 to 97
         admitted, denied, shadow = (f"CASE WHEN {kind} = {number} THEN {count} ELSE 0 END" for number in (0, 8, 9))
@@ -158,7 +160,7 @@ def _write_lines(sizes: Sizes, now: int) -> None:
                 cursor.execute(
                     f"WITH RECURSIVE numbers (n) AS (SELECT CAST({first} AS BIGINT) UNION ALL"
                     f" SELECT n + 1 FROM numbers WHERE n + 1 < {end})"
-                    f" INSERT INTO {_table(Line)} (id, batch_id, account, key, meter, rule, version, period, bin,"
+                    f" INSERT INTO {_table(Line)} (id, batch_id, account, key, meter, rule, version, bin,"
                     " admitted_requests, admitted_units, denied_requests, denied_units, refunded_requests,"
                     " refunded_units, shadow_requests, shadow_units, checksum)"
                     f" SELECT {columns}, {admitted}, {admitted}, {denied}, {denied}, 0, 0, {shadow}, {shadow}, 0"
@@ -229,20 +231,26 @@ def _month(start: int) -> tuple[int, int]:
 
 
 def _add_up(now: int) -> None:
-    """Calculate the totals of counted periods and of short spans from the lines."""
+    """Calculate the totals of billing periods and of short spans from the lines."""
     sums = ("admitted_requests", "admitted_units", "denied_requests", "shadow_requests", "refunded_units")
     # SQL. The id of a batch contains its shard and its position: see `_write_batches`.
     shard, position = f"(batch_id - 1) % {conf.SHARDS}", f"(batch_id - 1) / {conf.SHARDS} + 1"
-    for period in list(Line.objects.order_by().values_list("period", flat=True).distinct()):
+    make_missing(conf.DATABASE, Line.objects.order_by().values_list("account", flat=True).distinct())
+    edges = Line.objects.aggregate(first=Min("bin"), last=Max("bin"))
+    for period in sorted({_month(edges["first"])[0], _month(edges["last"])[0]}):
         _period_start, period_end = _month(period)
         with connection.cursor() as cursor:
             cursor.execute(
                 f"INSERT INTO {_table(PeriodUsage)} (account, period, meter, rule, {', '.join(sums)}, shard, position,"
-                " period_end)"
-                f" SELECT account, period, meter, rule, {', '.join(f'SUM({name})' for name in sums)}, {shard},"
-                f" MAX({position}), {period_end}"
-                f" FROM {_table(Line)} WHERE period = {period} GROUP BY account, period, meter, rule, {shard}"
+                " period_end, customer_id)"
+                f" SELECT account, {period}, meter, rule, {', '.join(f'SUM({name})' for name in sums)}, {shard},"
+                f" MAX({position}), {period_end}, customer_id"
+                f" FROM {_table(Line)} JOIN {_table(Name)} ON identifier = account"
+                f" WHERE bin >= {period} AND bin < {period_end} GROUP BY account, meter, rule, {shard}, customer_id"
             )
+    uses = list(PeriodUsage.objects.order_by().values_list("account", "period").distinct())
+    with transaction.atomic():
+        freeze(conf.DATABASE, uses)
     span_totals.rebuild(conf.DATABASE, now)
 
 

@@ -14,7 +14,6 @@ from django.db import transaction
 from project.demo.opening import STAFF
 from project.models import ApiKey
 from ratelimits import engine
-from ratelimits.algorithms.calendar import boundaries
 from ratelimits.algorithms.limits import FixedWindow
 from ratelimits.conf import conf
 from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, PlanPrice, Report, Rule
@@ -103,8 +102,7 @@ def seed_finished_month() -> None:
         PlanPrice.objects.create(plan=plan, meter="requests", unit_price=Decimal("0.002"), flat_fee=Decimal(49))
         Account.objects.create(identifier=FINISHED, name="Initech", plan=plan)
     rule = Rule.objects.get(name="requests", plan=None)
-    periods = boundaries("month", "UTC", None, _microseconds(first_day))
-    usage = engine.Usage(FINISHED, f"account:{FINISHED}", (engine.Meter("requests", rule.pk, rule.version),), periods)
+    usage = engine.Usage(FINISHED, f"account:{FINISHED}", (engine.Meter("requests", rule.pk, rule.version),))
     wide = FixedWindow(capacity=_REQUESTS_A_DAY, period=Decimal(1))
     for day in range((this_month - first_day).days):
         limit = engine.Limit(key=f"account:{FINISHED}", algorithm=wide, cost=_REQUESTS_A_DAY)

@@ -23,6 +23,7 @@ from django.utils.translation import gettext as _
 
 from ratelimits import moments
 from ratelimits.admin.usage import month_text
+from ratelimits.conf import conf
 from ratelimits.models import Report
 from ratelimits.reports.closing.open_periods import open_periods
 from ratelimits.reports.exports import Format, installed
@@ -30,6 +31,7 @@ from ratelimits.reports.exports.download import ReportDownload, file_stem
 from ratelimits.reports.rows import FINAL
 from ratelimits.reports.statements import columns_of, newest_columns, statement, statements, versions
 from ratelimits.reports.statements.charges import lines_for
+from ratelimits.reports.statements.unstated import Unstated, unstated
 
 if TYPE_CHECKING:
     _Base = admin.ModelAdmin[Report]
@@ -90,7 +92,8 @@ class ReportDownloads(_Base):
         """Return the usage of all billing periods of a month, as a file.
 
         `?period=` is the month, and `?format=` is the format. `?final=1` leaves out periods that are not finalised yet.
-        If the file would lack periods, messages first name them and say why. With `?lacking=1`, return the file.
+        If the file would lack periods, or requests that were not counted, messages first name them and say why. With
+        `?lacking=1`, return the file.
         """
         if not self.has_view_permission(request):
             raise PermissionDenied
@@ -102,21 +105,28 @@ class ReportDownloads(_Base):
             self.message_user(request, str(error), messages.ERROR)
             return HttpResponseRedirect(reverse(f"{self.admin_site.name}:ratelimits_report_changelist"))
         name = f"usage-{month}"
+        if not request.GET.get("lacking") and self._says_what_lacks(request, month):
+            return HttpResponseRedirect(
+                f"{reverse(f'{self.admin_site.name}:ratelimits_report_changelist')}?{urlencode({'month': month})}"
+            )
         if request.GET.get("final"):
-            if not request.GET.get("lacking") and self._says_what_lacks(request, month):
-                return HttpResponseRedirect(
-                    f"{reverse(f'{self.admin_site.name}:ratelimits_report_changelist')}?{urlencode({'month': month})}"
-                )
             selected = (statement for statement in selected if statement.status == FINAL)
             name += "-final"
         file_format = _format(request)
         return ReportDownload(file_format, lines_for(file_format, selected), columns_version, name)
 
     def _says_what_lacks(self, request: HttpRequest, month: str) -> bool:
-        """Name the periods of a month that a file of finalised usage lacks, and why. Return whether there are some."""
-        lacking = list(islice(open_periods(month=month), _MAX_NAMED + 1))
-        if not lacking:
+        """Name what a file of a month lacks, and why: requests that no report states, and periods that are not final.
+
+        Return whether there is something.
+        """
+        is_final = bool(request.GET.get("final"))
+        lacking = list(islice(open_periods(month=month), _MAX_NAMED + 1)) if is_final else []
+        not_stated = list(unstated(conf.DATABASE, month))
+        if not lacking and not not_stated:
             return False
+        for found in not_stated:
+            self.message_user(request, _unstated_text(found), messages.WARNING)
         for period in lacking[:_MAX_NAMED]:
             text = _("The file lacks %(account)s, %(period)s: %(why)s.")
             values = {"account": period.account or _("anonymous"), "period": month_text(month), "why": period.why}
@@ -125,15 +135,33 @@ class ReportDownloads(_Base):
             (
                 reverse(f"{self.admin_site.name}:ratelimits_report_download_month"),
                 urlencode({**request.GET.dict(), "lacking": 1}),
-                _("Download the file without them"),
+                _("Download the file without them") if lacking else _("Download the file"),
             )
         ]
+        if not lacking:
+            self.message_user(request, format_html_join("", '<a href="{}?{}">{}</a>', links), messages.WARNING)
+            return True
         with suppress(NoReverseMatch):  # Perhaps the project has its own page of reports, without this list.
             all_of_month = _("All open periods of %(month)s") % {"month": month_text(month)}
             url = reverse(f"{self.admin_site.name}:ratelimits_report_open")
             links.append((url, urlencode({"month": month}), all_of_month))
         self.message_user(request, format_html_join(" · ", '<a href="{}?{}">{}</a>', links), messages.WARNING)
         return True
+
+
+def _unstated_text(found: Unstated) -> str:
+    names = [name or _("anonymous") for name in found.names] + ["…"] * (found.accounts > len(found.names))
+    text = (
+        _("%(what)s: %(requests)s requests of accounts that no report states: %(accounts)s.")
+        if found.requests.is_exact
+        else _("%(what)s: at least %(requests)s requests of accounts that no report states: %(accounts)s.")
+    )
+    what = str(found.kind.label)
+    return text % {
+        "what": what[:1].upper() + what[1:],
+        "requests": f"{found.requests.number:,}",
+        "accounts": ", ".join(names),
+    }
 
 
 def _format(request: HttpRequest) -> Format:

@@ -19,6 +19,7 @@ from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.admin.searched import AccountSearch
 from ratelimits.algorithms import calendar
+from ratelimits.algorithms.billing_periods import month_of
 from ratelimits.models import (
     ArchivedRange,
     Batch,
@@ -29,7 +30,6 @@ from ratelimits.models import (
 )
 from ratelimits.models.ledger import moment
 from ratelimits.quota.operating import NO_ACCOUNT
-from ratelimits.reports.periods import Period
 from ratelimits.status.known_keys import typed_key
 
 
@@ -50,7 +50,7 @@ def period_text(start: int, end: int, timezone: str) -> str:
     `start` and `end` are µs since 1970 UTC. If both are midnight, the text has only dates. If the time zone no longer
     exists, UTC is used.
     """
-    month = month_text(Period(start, end, timezone).label)
+    month = month_text(month_of(end - 1, timezone))
     zone: tzinfo = UTC
     try:
         zone = calendar.zone(timezone)
@@ -207,19 +207,12 @@ class LineAdmin(InspectedAdmin, AccountSearch, ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Search for the lines of an account, of one key of an account, or of a key that was used lately.
-
-        The condition of the query lists the billing periods of the usage. With them, the database can use the table's
-        index, which starts with the billing period.
-        """
+        """Search for the lines of an account, of one key of an account, or of a key that was used lately."""
         if not search_term:
             return queryset, False
         for subjects in self.meanings(request, search_term):
-            periods = PeriodUsage.objects.using(queryset.db).filter(account__in=subjects.accounts).order_by()
-            starts = list(periods.values_list("period", flat=True).distinct())
-            if starts:
-                account_filter = {"account__in": subjects.accounts, "period__in": starts}
-                return queryset.filter(**account_filter, **subjects.key_filter), False
+            if Line.objects.using(queryset.db).filter(account__in=subjects.accounts).exists():
+                return queryset.filter(account__in=subjects.accounts, **subjects.key_filter), False
         return queryset.none(), False
 
 

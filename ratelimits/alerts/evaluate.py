@@ -146,7 +146,7 @@ def _evaluate(evaluation: _Evaluation, accounts: list[str]) -> list[Alert]:
     raised: list[Alert] = []
     for (account, start, meter), by_rule in sorted(by_meter.items()):
         try:
-            period = terms[account].period_from(start * SECOND)
+            period = terms[account].period(start * SECOND)
             if period.end > evaluation.since:
                 usages = [AccountUsage(account, meter, rule, period, used) for rule, used in sorted(by_rule)]
                 raised += _raise_for(evaluation, usages, terms[account], existing)

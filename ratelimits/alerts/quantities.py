@@ -8,11 +8,12 @@ from fractions import Fraction
 
 from django.db.models import Min, Sum
 
+from ratelimits.algorithms.billing_periods import Period
 from ratelimits.algorithms.limits import Algorithm, Mode
 from ratelimits.conf import conf
 from ratelimits.identity import Identity, user_of_account
 from ratelimits.models import Alert, KeyOverride, Line
-from ratelimits.reports.periods import SECOND, Period
+from ratelimits.reports.periods import SECOND
 from ratelimits.rules import Snapshot
 
 #: A rule's window and a billing period are the same month if their starts and their ends differ by at most this (µs).
@@ -64,7 +65,7 @@ def included(used: int, quantity: int) -> Iterator[UsedQuota]:
 
 
 class MonthlyLimits:
-    """The limits per calendar month. Other limits cannot be compared with the usage of a billing period."""
+    """The limits per billing period or calendar month. No other limit can be compared with a billing period's usage."""
 
     def __init__(self, using: str, snapshot: Snapshot) -> None:
         self._using = using
@@ -79,7 +80,7 @@ class MonthlyLimits:
         a key that is used with a thousand accounts gives no alerts to those that hardly use it.)
         """
         row = self._snapshot.rows.rules.get(usage.rule)
-        if row is None or row.algorithm is None or row.algorithm.month_at(usage.period.start) is None:
+        if row is None or row.algorithm is None or not _may_limit_a_period(row.algorithm, usage.period):
             return
         if row.key_kind == "account":
             yield from self._quotas_of(Identity(account=f"account:{usage.account}"), usage, usage.used, key="")
@@ -103,7 +104,7 @@ class MonthlyLimits:
             if rule.rule != usage.rule or rule.mode is not Mode.ENFORCE:
                 continue
             capacity, _length = rule.algorithm.quota
-            if capacity > 0 and _limits_month_of(rule.algorithm, usage.period):
+            if capacity > 0 and _limits_period(rule.algorithm, usage.period):
                 yield UsedQuota(Alert.Basis.LIMIT, used, capacity, key)
 
     def _smallest_override(self, name: str) -> int | None:
@@ -116,7 +117,8 @@ class MonthlyLimits:
 
     def _usage_by_key(self, usage: AccountUsage) -> list[tuple[str, int]]:
         """Return the account's keys with the most usage under the rule, each with its usage in units."""
-        rows = Line.objects.using(self._using).filter(account=usage.account, period=usage.period.start // SECOND)
+        within = {"bin__gte": usage.period.start // SECOND, "bin__lt": usage.period.end // SECOND}
+        rows = Line.objects.using(self._using).filter(account=usage.account, **within)
         keys = rows.filter(meter=usage.meter, rule=usage.rule).values_list("key").order_by()
         sums = list(keys.annotate(used=_USED).order_by("-used", "key")[:_MAX_KEYS])
         elsewhere = self._used_elsewhere(usage, [key for key, _used in sums])
@@ -139,11 +141,18 @@ def _identity_of_key(account: str, key: str) -> Identity:
     return Identity(api_key=key, account=account_key)
 
 
-def _limits_month_of(algorithm: Algorithm, period: Period) -> bool:
-    """Return whether an algorithm limits the month of the billing period.
+def _may_limit_a_period(algorithm: Algorithm, period: Period) -> bool:
+    """Return whether an algorithm counts in billing periods or in months."""
+    return algorithm.follows_billing or algorithm.month_at(period.start) is not None
 
-    The time zone of the algorithm and the time zone of the period can differ.
+
+def _limits_period(algorithm: Algorithm, period: Period) -> bool:
+    """Return whether an algorithm limits the billing period itself, or its month.
+
+    The time zone of a month and the time zone of the period can differ.
     """
+    if algorithm.follows_billing:
+        return True
     # The middle of the billing period is in the right month in every time zone.
     month = algorithm.month_at((period.start + period.end) // 2)
     if month is None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import ClassVar, NamedTuple
 
+from ratelimits.algorithms.billing_periods import PeriodTerms
 from ratelimits.algorithms.parsing import whole
 from ratelimits.algorithms.wording import Wording
 
@@ -148,6 +149,15 @@ class Algorithm(ABC):
         result ends with a colon and the size of its varying part in bytes, such as "counts:66".
         """
         return ""
+
+    @property
+    def follows_billing(self) -> bool:
+        """Return whether the limit counts in the billing periods of the account that makes the request."""
+        return False
+
+    def in_periods_of(self, terms: PeriodTerms) -> Algorithm:
+        """Return the limit for an account with these terms. Only a limit that follows billing depends on them."""
+        return self
 
     def month_at(self, moment: int) -> tuple[int, int] | None:
         """Return start and end (µs) of the month that contains a moment; None if the limit has no calendar months."""

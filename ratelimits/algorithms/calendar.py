@@ -49,6 +49,11 @@ def zone(name: str) -> ZoneInfo:
         raise ValueError(f"unknown time zone {shown}: use an IANA name such as 'UTC' or 'Europe/Paris'") from error
 
 
+def exists(name: str) -> bool:
+    """Return whether there is a time zone with this IANA name."""
+    return name in _NAMES
+
+
 @cache
 def _read(name: str) -> ZoneInfo:
     if name not in _NAMES:

@@ -14,9 +14,10 @@ from functools import cache
 from typing import Any
 
 from ratelimits.algorithms.base import Algorithm
+from ratelimits.algorithms.billing_periods import check_terms
 from ratelimits.algorithms.concurrency import Concurrency
 from ratelimits.algorithms.rates import Gcra, LeakyBucket, LeakyBucketQueue, SmoothBursty, SmoothWarmingUp, TokenBucket
-from ratelimits.algorithms.windows import CalendarWindow, FixedWindow, SlidingLog, SlidingWindow
+from ratelimits.algorithms.windows import NO_FIELD_OF_RULES, CalendarWindow, FixedWindow, SlidingLog, SlidingWindow
 
 __all__ = [
     "ALGORITHMS",
@@ -78,6 +79,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {kind.id: kind for kind in _REGISTERED}
 #: The algorithm of a rule for which nobody has chosen one.
 DEFAULT_ALGORITHM = "token_bucket"
 
+#: A moment in µs since 1970 UTC, in the year 2001.
+_ANY_MOMENT = 10**15
 #: Fields of the admin form that do not belong to an algorithm. A rule file can have them, and they are ignored here.
 _OTHER_FORM_FIELDS = {
     "name",
@@ -104,7 +107,7 @@ def fields_of(algorithm: str) -> tuple[str, ...]:
 
 @cache
 def _field_names(algorithm: type[Algorithm]) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(algorithm))
+    return tuple(field.name for field in fields(algorithm) if NO_FIELD_OF_RULES not in field.metadata)
 
 
 def algorithm_from_json(data: Any) -> Algorithm:
@@ -131,7 +134,10 @@ def algorithm_from_json(data: Any) -> Algorithm:
     missing = [field.name for field in fields(algorithm_class) if field.name not in values and field.default is MISSING]
     if missing:
         raise ValueError(f"{name} needs {' and '.join(missing)}")
-    return algorithm_class(**values)
+    algorithm = algorithm_class(**values)
+    if algorithm.follows_billing:  # Only a rule for `ratelimits_simulate` has a time zone and an anchor here.
+        check_terms(values.get("timezone", "UTC"), values.get("anchor"), _ANY_MOMENT)
+    return algorithm
 
 
 @dataclass(frozen=True, slots=True)

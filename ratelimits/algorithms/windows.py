@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 from ratelimits.algorithms import calendar
-from ratelimits.algorithms.base import Bounded, Params, Storage
+from ratelimits.algorithms.base import Algorithm, Bounded, Params, Storage
+from ratelimits.algorithms.billing_periods import FourStarts, Frozen, PeriodTerms, periods_around
 from ratelimits.algorithms.parsing import MICROSECONDS, choice, length, micros, whole
 from ratelimits.algorithms.wording import Wording, amount, gettext_noop
 
 # Lengths in µs. Months and years have no fixed length.
 _LENGTHS = {"hour": 3_600 * MICROSECONDS, "day": 86_400 * MICROSECONDS, "week": 604_800 * MICROSECONDS}
+#: The unit of windows that are the billing periods of the account that makes the request.
+BILLING_PERIOD = "billing_period"
+#: The units of calendar windows.
+CALENDAR_UNITS = (*calendar.UNITS, BILLING_PERIOD)
+#: The metadata of a field that no rule has: the app itself sets it (see `fields_of`).
+NO_FIELD_OF_RULES = "no field of rules"
 #: What people read for each calendar unit.
-_UNITS = {
+UNIT_NAMES = {
     "hour": gettext_noop("calendar hour"),
     "day": gettext_noop("calendar day"),
     "week": gettext_noop("calendar week"),
     "month": gettext_noop("calendar month"),
     "year": gettext_noop("calendar year"),
+    BILLING_PERIOD: gettext_noop("billing period"),
 }
 
 
@@ -75,13 +83,17 @@ class CalendarWindow(Bounded):
 
     `anchor` is a local date and time at which one of these periods starts. If it is None, the periods start as in the
     calendar.
+
+    With the unit "billing_period", the windows are the billing periods of the account that makes the request. Then
+    `timezone`, `anchor` and `frozen` are the terms of this account, which `in_periods_of` sets. A rule has none of
+    them.
     """
 
     id = "calendar_window"
     label = gettext_noop("calendar window")
     explanation = gettext_noop(
-        "Counts requests in each hour, day, week, month or year of the calendar, in a time zone. Choose it for quotas"
-        " such as 100,000 per month."
+        "Counts requests in each hour, day, week, month or year of the calendar, in a time zone, or in each billing"
+        " period of the account. Choose it for quotas such as 100,000 per month."
     )
     code = 6
     script = "window"
@@ -89,18 +101,36 @@ class CalendarWindow(Bounded):
     calendar_unit: str
     timezone: str = "UTC"
     anchor: str | None = None
+    frozen: Frozen = field(default=(), metadata={NO_FIELD_OF_RULES: True})
 
     def _check(self) -> None:
         Bounded._check(self)
-        any_moment = 10**15  # µs since 1970: a moment in 2001
-        # This raises ValueError if one of the fields is wrong.
-        calendar.boundaries(self.calendar_unit, self.timezone, self.anchor, any_moment)
+        if self.calendar_unit not in CALENDAR_UNITS:
+            raise ValueError(f"unknown calendar_unit {self.calendar_unit!r}: use one of {', '.join(CALENDAR_UNITS)}")
         self._set("anchor", self.anchor or None)
+        any_moment = 10**15  # µs since 1970: a moment in 2001
+        self._starts(any_moment)  # This raises ValueError if the time zone or the anchor is wrong.
+
+    def _starts(self, now: int) -> FourStarts:
+        """Return the starts of the previous window, the window that contains `now`, and the next two."""
+        if self.follows_billing:
+            return periods_around(self.timezone, self.anchor, self.frozen, now)
+        return calendar.boundaries(self.calendar_unit, self.timezone, self.anchor, now)
+
+    @property
+    def follows_billing(self) -> bool:
+        return self.calendar_unit == BILLING_PERIOD
+
+    def in_periods_of(self, terms: PeriodTerms) -> Algorithm:
+        return replace(self, **terms._asdict()) if self.follows_billing else self
 
     def sentence(self, words: Wording, unit: str) -> list[str]:
         _ = words.gettext
-        shown = {"amount": amount(self.capacity, unit), "unit": _(_UNITS[self.calendar_unit])}
-        parts = [_("%(amount)s per %(unit)s") % shown + f" ({self.timezone})"]
+        shown = {"amount": amount(self.capacity, unit), "unit": _(UNIT_NAMES[self.calendar_unit])}
+        text = _("%(amount)s per %(unit)s") % shown
+        if self.follows_billing:
+            return [text]
+        parts = [f"{text} ({self.timezone})"]
         if self.anchor:
             parts.append(_("counted from %(anchor)s") % {"anchor": self.anchor.replace("T", " ")})
         return parts
@@ -110,13 +140,13 @@ class CalendarWindow(Bounded):
         return self.capacity, _LENGTHS.get(self.calendar_unit)
 
     def params(self, now: int) -> Params:
-        return *calendar.boundaries(self.calendar_unit, self.timezone, self.anchor, now), 0, self.capacity
+        return *self._starts(now), 0, self.capacity
 
     def record_form(self, params: Params) -> str:
         return "window"
 
     def valid_span(self, now: int) -> tuple[int, int]:
-        _before, start, end, _after = calendar.boundaries(self.calendar_unit, self.timezone, self.anchor, now)
+        _before, start, end, _after = self._starts(now)
         return start, end
 
     def month_at(self, moment: int) -> tuple[int, int] | None:

@@ -6,6 +6,7 @@ Customers see only their own account. Staff see all accounts, if they may view l
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -27,6 +28,7 @@ from ratelimits.api.windows import DAY, WindowQuery
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import Identity, identify
+from ratelimits.models.customers import NameSpan, spans_of
 from ratelimits.models.keys import canonical_account, spelled_key
 from ratelimits.models.ledger import moment
 from ratelimits.quota.standings import UNAVAILABLE, standings
@@ -43,9 +45,9 @@ from ratelimits.usage.complete import complete_until
 class UsageView(APIView):
     """Return usage by windows of time, and the remaining quota.
 
-    Customers see the usage of their own account. Staff who may view ledger lines see the usage of all accounts, or of
-    the account that the parameter `account` names. Like bills, the numbers come from the ledger. The ledger does not
-    have the usage of about the last minute yet.
+    Customers see their own usage: that of all accounts that name the customer, each while it names the customer. Staff
+    who may view ledger lines see the usage of all accounts, or of the customer that `account` names. Like bills, the
+    numbers come from the ledger. The ledger does not have the usage of about the last minute yet.
     """
 
     permission_classes = [IsAuthenticated]
@@ -57,7 +59,8 @@ class UsageView(APIView):
         identity = _identity(request, parameters, "ratelimits.view_line")
         account = identity.account_id
         terms = TermsBook(conf.DATABASE).of([account])[account] if account else Terms()
-        query = _window_query(parameters, account or None, terms, now)
+        spans = spans_of(conf.DATABASE, account) if account else None
+        query = _window_query(parameters, spans, terms, now)
         rows, last = windows.rows(conf.DATABASE, query, parameters.get("cursor"), parameters["page_size"])
         is_first_page = "cursor" not in parameters
         return Response(
@@ -67,7 +70,7 @@ class UsageView(APIView):
                 "timezone": query.timezone,
                 "from": moment(query.start),
                 "to": moment(query.end),
-                "complete_until": _complete_until(account),
+                "complete_until": _complete_until([""] if spans is None else {span.text for span in spans}),
                 "quota": _quota(identity, terms, now) if account and is_first_page else None,
                 "next": _next_link(request, query, cursor(last)) if last is not None else None,
                 "results": [{**row, "unit": _unit(row["meter"])} for row in rows],
@@ -139,7 +142,7 @@ def _identity(request: Request, parameters: dict[str, Any], permission: str) -> 
     return caller
 
 
-def _window_query(parameters: dict[str, Any], account: str | None, terms: Terms, now: int) -> WindowQuery:
+def _window_query(parameters: dict[str, Any], spans: Sequence[NameSpan] | None, terms: Terms, now: int) -> WindowQuery:
     """Return the query of the ledger for these parameters. `now` is in µs since 1970 UTC.
 
     Raise ValidationError if the span of time is empty, too long or out of range.
@@ -148,7 +151,7 @@ def _window_query(parameters: dict[str, Any], account: str | None, terms: Terms,
     timezone: str = parameters.get("timezone", terms.timezone)
     if "from" in parameters:
         start = _instant("from", parameters["from"], timezone)
-    elif account is None and window == "period":
+    elif spans is None and window == "period":
         # A billing period has at most 31 days. Below, this moment is rounded down to the start of its month in UTC.
         start = now - 31 * DAY * SECOND
     else:
@@ -170,7 +173,7 @@ def _window_query(parameters: dict[str, Any], account: str | None, terms: Terms,
         end=last_end,
         timezone=timezone,
         terms=terms,
-        account=account,
+        spans=spans,
         key=ledger_name(spelled_key(key)) if key is not None else None,
         meter=parameters.get("meter"),
     )
@@ -190,8 +193,9 @@ def _instant(name: str, value: datetime, timezone: str) -> int:
     return micros
 
 
-def _complete_until(account: str) -> datetime | None:
-    until = complete_until(conf.DATABASE, account)
+def _complete_until(accounts: Iterable[str]) -> datetime | None:
+    """Return the moment until which the ledger is complete for all these accounts; "" stands for every account."""
+    until = min(complete_until(conf.DATABASE, account) or 0 for account in accounts)
     return moment(until) if until else None
 
 

@@ -6,19 +6,23 @@ read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import reduce
+from operator import or_
 from typing import Any, NamedTuple
 
-from django.db.models import Case, F, IntegerField, Max, Q, Value, When
+from django.db.models import BigIntegerField, Case, F, IntegerField, OuterRef, Q, Subquery, Value, When
 
 from ratelimits.algorithms import calendar
 from ratelimits.engine.keys import BIN_SECONDS
-from ratelimits.models import Line, PeriodUsage
+from ratelimits.models import FrozenPeriod, Line
+from ratelimits.models.customers import NameSpan
 from ratelimits.models.ledger.sums import ExactSum
-from ratelimits.reports.periods import SECOND, moment
-from ratelimits.reports.terms import Terms, TermsBook
+from ratelimits.models.periods import timelines
+from ratelimits.reports.periods import MAX_LENGTH, SECOND, moment, within
+from ratelimits.reports.terms import Terms
 
 #: Lengths in seconds.
 HOUR, DAY = 3600, 86_400
@@ -49,7 +53,8 @@ class WindowQuery:
     start, end           the start of the first window and the end of the last window, in µs since 1970 UTC
     timezone             the time zone of hours and days
     terms                the account's terms, which say when its billing periods start and end
-    account, key, meter  None stands for all accounts, keys or meters
+    spans                the names of the customer whose usage is wanted; None stands for all accounts
+    key, meter           None stands for all keys or meters
     """
 
     window: str
@@ -57,7 +62,7 @@ class WindowQuery:
     end: int
     timezone: str
     terms: Terms
-    account: str | None = None
+    spans: Sequence[NameSpan] | None = None
     key: str | None = None
     meter: str | None = None
 
@@ -81,7 +86,9 @@ def rows(
 
     If no further rows follow, return None instead of the position.
     """
-    lines = Line.objects.using(using).filter(_condition(using, query)).annotate(window=_window(query))
+    lines = Line.objects.using(using).filter(_condition(query)).annotate(window=_window(query))
+    if query.window == "period" and query.spans is None:
+        lines = lines.filter(window__gte=query.start // SECOND, window__lt=query.end // SECOND)
     if after is not None:
         lines = lines.filter(_is_after(query, after))
     columns = ("window", "account", "key", "meter")
@@ -96,43 +103,31 @@ def _is_after(query: WindowQuery, after: PagePosition) -> Q:
     window, account, key, meter = after
     # The wide condition lets the database use an index. It also finds earlier rows, which the second condition leaves
     # out. `DAY` is subtracted, because the window of a day is a local midnight, not a moment in UTC.
-    wide_condition = Q(period__gte=window) if query.window == "period" else Q(bin__gte=window - DAY)
-    return wide_condition & (
+    return Q(bin__gte=window - DAY) & (
         Q(window__gt=window)
         | Q(window=window)
         & (Q(account__gt=account) | Q(account=account) & (Q(key__gt=key) | Q(key=key, meter__gt=meter)))
     )
 
 
-def _condition(using: str, query: WindowQuery) -> Q:
-    start, end = query.start // SECOND, query.end // SECOND
-    condition = Q(period__gte=start, period__lt=end) if query.window == "period" else Q(bin__gte=start, bin__lt=end)
-    for name in ("account", "key", "meter"):
+def _condition(query: WindowQuery) -> Q:
+    end = query.end
+    if query.window == "period" and query.spans is None:
+        end += MAX_LENGTH  # `rows` leaves out the periods that start later than `query.end`
+    condition = within(query.start, end)
+    for name in ("key", "meter"):
         value = getattr(query, name)
         if value is not None:
             condition &= Q(**{name: value})
-    if query.account is not None:
-        # The database finds lines by an index on the billing period and the account, so name the billing periods too.
-        condition &= Q(period__in=sorted(_periods(using, query.account, query)))
-    return condition
+    return condition if query.spans is None else condition & reduce(or_, map(_within, query.spans))
 
 
-def _periods(using: str, account: str, query: WindowQuery) -> set[int]:
-    """Return the starts (s since 1970 UTC) of all billing periods that can contain usage of the query's span.
-
-    These are the periods by the account's current terms, and all periods for which the ledger has usage.
-    """
-    terms, oldest = query.terms, query.start - 32 * DAY * SECOND  # more than a month before the span
-    period = terms.period(oldest)
-    starts = {0, period.start // SECOND}  # 0 stands for usage without a billing period
-    while period.end < query.end:
-        period = terms.period(period.end)
-        starts.add(period.start // SECOND)
-    used_periods = PeriodUsage.objects.using(using).filter(account=account, period__lt=query.end // SECOND)
-    starts.update(
-        used_periods.filter(period__gt=oldest // SECOND).order_by().values_list("period", flat=True).distinct()
-    )
-    return starts
+def _within(span: NameSpan) -> Q:
+    """Return the condition for lines of a text while it named the customer."""
+    condition = Q(account=span.text)
+    if span.since:
+        condition &= Q(bin__gte=span.since)
+    return condition if span.until is None else condition & Q(bin__lt=span.until)
 
 
 def _window(query: WindowQuery) -> Any:
@@ -141,7 +136,7 @@ def _window(query: WindowQuery) -> Any:
     For a day it is the local midnight instead, counted as if the local time were UTC.
     """
     if query.window == "period":
-        return F("period")
+        return _period_start(query)
     if query.window == "15m":
         return F("bin")
     size = HOUR if query.window == "hour" else DAY
@@ -151,6 +146,25 @@ def _window(query: WindowQuery) -> Any:
         start = local - local % Value(size)
         cases.append(When(bin__lt=until, then=start if size == DAY else start - Value(offset)))
     return Case(*cases, output_field=IntegerField())
+
+
+def _period_start(query: WindowQuery) -> Any:
+    """Return an expression for the start of a line's billing period, in seconds since 1970 UTC.
+
+    Without an account, lines that are not tallied yet have no period: the expression is NULL.
+    """
+    if query.spans is not None:
+        periods = query.terms.timeline.between(query.start, query.end)
+        cases = [When(bin__lt=period.end // SECOND, then=Value(period.start // SECOND)) for period in periods]
+        return Case(*cases, output_field=IntegerField())
+    rows = FrozenPeriod.objects.filter(
+        Q(customer__names__until=None) | Q(customer__names__until__gt=OuterRef("bin")),
+        customer__names__identifier=OuterRef("account"),
+        customer__names__since__lte=OuterRef("bin"),
+        start__lte=OuterRef("bin") * SECOND,
+        end__gt=OuterRef("bin") * SECOND,
+    )
+    return Subquery(rows.annotate(second=F("start") / SECOND).values("second")[:1], output_field=BigIntegerField())
 
 
 def _offsets(query: WindowQuery) -> Iterator[tuple[int, int]]:
@@ -182,31 +196,18 @@ def _offsets(query: WindowQuery) -> Iterator[tuple[int, int]]:
 
 def _with_spans(using: str, query: WindowQuery, page: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the rows, each with the start and the end of its window."""
-    ends = _period_ends(using, page) if query.window == "period" else {}
+    names = {row["account"] for row in page} if query.window == "period" and query.spans is None else set()
+    periods = timelines(using, names)
     for row in page:
         window = row.pop("window")
-        end = ends.get((row["account"], window))
-        span_start, span_end = _span(query, window) if end is None else (window * SECOND, end)
+        if query.window == "period":
+            # Without an account, only usage of frozen periods has a window.
+            start = window * SECOND
+            period = query.terms.period(start) if query.spans is not None else periods[row["account"]].frozen[start]
+            span_start, span_end = period.start, period.end
+        else:
+            span_start, span_end = _span(query, window)
         yield {"start": moment(span_start), "end": moment(span_end), **row}
-
-
-def _period_ends(using: str, page: list[dict[str, Any]]) -> dict[tuple[str, int], int]:
-    """Return the ends of the rows' billing periods, in µs since 1970 UTC.
-
-    Each key is an account and the start of a billing period, in seconds since 1970 UTC.
-    """
-    names, windows = {row["account"] for row in page}, {row["window"] for row in page}
-    rows = PeriodUsage.objects.using(using).filter(account__in=names, period__in=windows).order_by()
-    stored = {
-        (name, start): end for name, start, end in rows.values_list("account", "period").annotate(Max("period_end"))
-    }
-    ends = {period: end * SECOND for period, end in stored.items() if end is not None}
-    # PeriodUsage has no end in rows from old versions of the app, and no row if the usage is not tallied yet.
-    without_end = {(row["account"], row["window"]) for row in page} - ends.keys()
-    terms = TermsBook(using).of({name for name, _start in without_end}) if without_end else {}
-    for name, start in without_end:
-        ends[name, start] = terms[name].period_from(start * SECOND).end
-    return ends
 
 
 def _span(query: WindowQuery, window: int) -> tuple[int, int]:

@@ -5,6 +5,7 @@ Forms refuse invalid rows, but raw SQL, fixtures and bulk edits do not use forms
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from django.db import Error as DatabaseError
 from django.db import connections, transaction
 from django.db.models import Min
 
-from ratelimits.algorithms import calendar
+from ratelimits.algorithms.billing_periods import check_terms
 from ratelimits.checks import listed
 from ratelimits.conf import conf
 from ratelimits.engine.program import MAX_LIMITS
@@ -119,13 +120,12 @@ def _accounts(using: str) -> Iterator[checks.CheckMessage]:
     rows = Account.objects.using(using).order_by().values_list("timezone", "billing_anchor").annotate(first=Min("pk"))
     for timezone, anchor, first in rows:
         try:
-            # The moment (in µs, in the year 2001) does not matter: only the time zone and the anchor can be wrong.
-            calendar.boundaries("month", timezone, anchor or None, 10**15)
+            check_terms(timezone, anchor, time.time_ns() // 1000)
         except ValueError as error:
             yield checks.Error(
                 f"The billing periods of account {first} cannot be computed: {error}.",
-                hint="Correct its time zone or billing anchor. Until then its usage is counted by calendar months in"
-                " UTC.",
+                hint="Correct its time zone or billing anchor. Until then its periods are calendar months in UTC, or"
+                " start at the quarter of an hour before.",
                 id="ratelimits.E022",
             )
 

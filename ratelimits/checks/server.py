@@ -12,14 +12,15 @@ from typing import Any
 from django.apps import AppConfig
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError
+from django.db import Error as DatabaseError
+from django.db import transaction
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from ratelimits.conf import conf, embedded
 from ratelimits.doctor.diagnosis import ServerDiagnosis, diagnose
 from ratelimits.doctor.findings import ServerFinding
-from ratelimits.doctor.needs import needed
+from ratelimits.doctor.needs import ALWAYS, needed
 from ratelimits.doctor.parts import Part
 from ratelimits.embedded import ServerStartError
 from ratelimits.engine import Unavailable
@@ -33,11 +34,15 @@ _IDS = {
     "replica": ("E048", "E048"),
     "several": ("E048", "E048"),
     "append-only": ("W030", "W030"),
-    "evicts": ("W031", "W031"),
+    "evicts": ("E055", "W031"),
+    "replay": ("E054", "W054"),
+    # Hosted servers allow nobody to ask: only the doctor says it.
+    "replay-unknown": ("", ""),
     "policy-unknown": ("W047", "W047"),
     "not-written": ("E051", "W050"),
     # If all works, W040 and W041 say it.
     "full": ("E051", ""),
+    "nearly-full": ("", ""),
     "connection": ("E053", "E053"),
     # The server answers, but not always: it is busy.
     "lost": ("", ""),
@@ -56,13 +61,40 @@ def check_redis_server(
     try:
         if not databases or conf.DATABASE not in databases:
             return []
-        Rule.objects.using(conf.DATABASE).exists()  # before the first migration there is nothing to check
-        parts = needed()
+        found = _unread_tables()
+        if found and _needs_no_server():
+            return []  # the first migration
+        # Without tables there is no rule yet.
+        parts = frozenset(ALWAYS) if found else needed()
+        return [*found, *_asked(parts)]
+    except ImproperlyConfigured:
+        return []  # another check reports the settings
+
+
+def _unread_tables() -> list[checks.CheckMessage]:
+    """Return a warning if the tables cannot be read: then no check of rows, rules and usage says anything."""
+    try:
+        with transaction.atomic(conf.DATABASE):
+            Rule.objects.using(conf.DATABASE).exists()
+    except DatabaseError as error:
+        return [
+            checks.Warning(
+                f"The app's tables cannot be read, so no rule and no usage was checked: {error}",
+                hint="Run `manage.py migrate`. If this does not help, look at the database.",
+                id="ratelimits.W055",
+            )
+        ]
+    return []
+
+
+def _asked(parts: Collection[Part]) -> list[checks.CheckMessage]:
+    """Return what the servers let not work."""
+    try:
         return [message for one in diagnose() for message in _messages(one, parts)]
     except (Unavailable, RedisConnectionError, OSError) as error:
         return [] if _needs_no_server() else [_away(error)]
     except (DatabaseError, RedisError, ServerStartError, ImproperlyConfigured):
-        return []  # The tables do not exist yet, or another check reports the settings.
+        return []  # Another check reports the settings.
 
 
 def _needs_no_server() -> bool:
@@ -91,7 +123,9 @@ def _messages(one: ServerDiagnosis, parts: Collection[Part]) -> Iterator[checks.
 
 def _message(one: ServerDiagnosis, found: ServerFinding, parts: Collection[Part]) -> checks.CheckMessage | None:
     stopped = [part for part in Part if part in found.parts and part in parts]
-    name = _IDS.get(found.name.partition(":")[0], _OTHERS)[0 if stopped else 1]
+    # What works now, but can lose what it has written, is an error only where money is at stake.
+    is_serious = Part.BILLS in stopped if found.endangers else bool(stopped)
+    name = _IDS.get(found.name.partition(":")[0], _OTHERS)[0 if is_serious else 1]
     if not name or (found.name == "connection" and _needs_no_server()):
         return None
     kind = checks.Error if name.startswith("E") else checks.Warning

@@ -14,19 +14,17 @@ from django.db import DatabaseError
 from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.conf import conf
-from ratelimits.doctor.needs import counts_usage
+from ratelimits.doctor.findings import MORE_MEMORY
+from ratelimits.doctor.needs import batches_wait, counts_usage, needed
+from ratelimits.doctor.parts import Part
 from ratelimits.embedded import ServerStartError
 from ratelimits.engine import Unavailable, memory
-from ratelimits.engine.server import current_server
+from ratelimits.engine.server import Server, current_server
 from ratelimits.models import PeriodUsage, ShardState
 from ratelimits.models.ledger import moment
 
 #: If no watermark has advanced for this number of intervals (SEAL_INTERVAL), the check warns that no worker runs.
 _MAX_INTERVALS = 10
-_MORE_MEMORY = (
-    "If usage waits in Redis, run a worker, or the commands ratelimits_seal and ratelimits_drain. If not, raise the"
-    " server's maxmemory."
-)
 
 
 @checks.register("ratelimits", checks.Tags.database)
@@ -42,7 +40,7 @@ def check_usage(
         # While the server is away, no worker can do anything: then the worker is not what is wrong.
         server.wire.client_of(server.keyspace, 0).exists(server.keyspace.sealed(0))
         if counts_usage(server):
-            found += _check_worker()
+            found += _check_worker(server)
         found += _check_shards()
         return found
     except (DatabaseError, RedisError, Unavailable, ServerStartError, OSError, ImproperlyConfigured):
@@ -61,18 +59,18 @@ def _check_memory() -> Iterator[checks.CheckMessage]:
     if share >= starts[memory.Shortage.SHORT]:
         yield checks.Warning(
             f"A Redis server uses {share:.0%} of its maxmemory: all new addresses share one count.",
-            hint=_MORE_MEMORY,
+            hint=MORE_MEMORY,
             id="ratelimits.W041",
         )
     elif share >= starts[memory.Shortage.NEAR]:
         yield checks.Warning(
             f"A Redis server uses {share:.0%} of its maxmemory: new addresses of a network share one count.",
-            hint=_MORE_MEMORY,
+            hint=MORE_MEMORY,
             id="ratelimits.W040",
         )
 
 
-def _check_worker() -> Iterator[checks.CheckMessage]:
+def _check_worker(server: Server) -> Iterator[checks.CheckMessage]:
     states = ShardState.objects.using(conf.DATABASE).filter(shard__lt=conf.SHARDS)
     ahead = states.filter(ahead__gt=0).order_by("-ahead").values_list("ahead", flat=True).first()
     if ahead:
@@ -90,8 +88,17 @@ def _check_worker() -> Iterator[checks.CheckMessage]:
     if newest and time() - newest / 1_000_000 <= _MAX_INTERVALS * conf.SEAL_INTERVAL:
         return
     since = f"since {moment(newest):%Y-%m-%d %H:%M} UTC" if newest else "yet"
+    if batches_wait(server):
+        what = f"Usage waits in Redis: none was sealed and drained {since}."
+    elif Part.BILLS in needed():
+        what = (
+            f"A rule bills, or its counts are restored from the ledger. But no usage was sealed and drained {since}:"
+            " what is counted will wait in Redis."
+        )
+    else:
+        return
     yield checks.Warning(
-        f"Usage is counted, but none was sealed and drained {since}: new usage waits in Redis.",
+        what,
         hint="Run a Celery worker with beat for the tasks ratelimits.tasks.seal and drain, or run the commands"
         " ratelimits_seal and ratelimits_drain every minute.",
         id="ratelimits.W032",

@@ -13,13 +13,14 @@ from redis.sentinel import SentinelConnectionPool
 
 from ratelimits.doctor import walks
 from ratelimits.doctor.address import behind_address
-from ratelimits.doctor.commands import USED
 from ratelimits.doctor.errors import Who, of_command, of_connection, of_fence, who_asks
+from ratelimits.doctor.fences import others
 from ratelimits.doctor.findings import ServerFinding, merged
 from ratelimits.doctor.parts import Part
 from ratelimits.doctor.properties import Properties, properties, unsuitable
+from ratelimits.doctor.replay import thrown_away
 from ratelimits.doctor.scratch import Scratch, scratch
-from ratelimits.doctor.tries import REPLACEABLE, keys_would_stay, refusals, refused_keys
+from ratelimits.doctor.tries import OF_FENCES, REPLACEABLE, keys_would_stay, refusals, refused_keys
 from ratelimits.engine.cluster.wire import ClusterWire
 from ratelimits.engine.server import Server, current_server
 from ratelimits.engine.transport.connection import Unavailable
@@ -33,9 +34,7 @@ _PASSING = {"connection", "lost"}
 #: With one of these, each command fails for the same reason: no other command is tried.
 _HOPELESS = {"replica", "several", "cluster", "connection", "login"}
 #: What does harm only later: now all parts work, and a walk can find more.
-_LATER = {"evicts"}
-#: Commands that only a fence needs. The finding about the fence says everything about them.
-_OF_FENCES = {f"command:{used.name}" for used in USED if used.fence}
+_LATER = {"evicts", "replay"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +102,8 @@ def _try_server(server: Server, client: Any, shard: int) -> ServerDiagnosis:
         place = scratch(server, shard, may_use_reserve=said is not None and said.may_use_reserve)
         try:
             found = list(_tried(place, found, who, simulating, in_cluster))
+            if not any(one.name in _HOPELESS for one in found):
+                found += thrown_away(place, who, said)
         except (RedisError, Unavailable, OSError) as error:
             found.append(of_connection(error, who))
         finally:
@@ -153,15 +154,23 @@ def _walked(place: Scratch, found: list[ServerFinding], who: Who, simulating: Wh
     known = [one for one in found if one.name not in _LATER]
     failing = {part for one in known for part in one.parts - _replaceable(one)}
     perhaps = {part for one in known for part in one.parts & _replaceable(one)}
-    # Parts for whose state no replaceable command is to blame: they work, or there is another reason.
+    # Parts of which is known what to blame: nothing, or another reason, or the replaceable command in `blamed`.
     cleared = set(failing)
+    blamed: dict[Part, str] = {}
     new: dict[Part, ServerFinding] = {}
+
+    def stopped(one: ServerFinding) -> frozenset[Part]:
+        innocent = {part for part in cleared & _replaceable(one) if blamed.get(part) != one.name}
+        return one.parts - innocent
+
     for part in Part:
-        if part is Part.BILLS and Part.COUNTS in failing:
+        if part is Part.BILLS and Part.COUNTS in failing and not _can_drain(place, new.get(Part.COUNTS)):
             # Without counts there is nothing to bill.
-            found = [replace(one, parts=one.parts | {part}) if Part.COUNTS in one.parts else one for one in found]
+            found = [replace(one, parts=one.parts | _with_bills(stopped(one))) for one in found]
             new |= {part: replace(new[Part.COUNTS], parts=frozenset({part}))} if Part.COUNTS in new else {}
+            blamed |= {part: blamed[Part.COUNTS]} if Part.COUNTS in blamed else {}
             failing.add(part)
+            cleared.add(part)
         if part in failing:
             continue
         error = walks.walk(place, part)
@@ -169,18 +178,42 @@ def _walked(place: Scratch, found: list[ServerFinding], who: Who, simulating: Wh
             cleared.add(part)
             continue
         failing.add(part)
-        reason = _of_walk(error, part, simulating if part is Part.TRIES else who)
-        if part not in perhaps or _names_another(reason, [one for one in known if part in one.parts]):
+        if isinstance(error, NotFencedError):
+            reason = of_fence(error, who, others(place), [one.acl for one in found if one.name in OF_FENCES])
+        else:
+            reason = _of_walk(error, part, simulating if part is Part.TRIES else who)
+        of_part = [one for one in known if part in one.parts]
+        if part not in perhaps or _names_another(reason, of_part):
             new[part] = reason
             cleared.add(part)
-    fenced = not any(one.name == "fence" for one in new.values())
+        elif any(one.name == reason.name for one in of_part):
+            blamed[part] = reason.name
+            cleared.add(part)
+    is_fenced = not any(one.name == "fence" for one in new.values())
     for one in found:
-        if one.name not in _OF_FENCES:
-            yield replace(one, parts=one.parts - (cleared & _replaceable(one)))
-        elif fenced:
-            # Without counts nobody has tried the fence, so the command is perhaps another reason.
-            yield replace(one, parts=one.parts & failing)
+        if one.name not in OF_FENCES:
+            yield replace(one, parts=stopped(one))
+        elif is_fenced:
+            yield _of_untried_fence(place, one, failing)
     yield from new.values()
+
+
+def _can_drain(place: Scratch, counts: ServerFinding | None) -> bool:
+    """Return whether usage that waits can be sealed and drained although nothing more is counted.
+
+    A server whose reserve is used up refuses to count, but not to seal and to drain. `counts` is why it does not count.
+    """
+    full = replace(place, may_use_reserve=True)
+    return counts is not None and counts.name == "full" and walks.walk(full, Part.COUNTS) is None
+
+
+def _with_bills(stopped: frozenset[Part]) -> frozenset[Part]:
+    return frozenset({Part.BILLS}) if Part.COUNTS in stopped else frozenset()
+
+
+def _of_untried_fence(place: Scratch, one: ServerFinding, failing: set[Part]) -> ServerFinding:
+    """Return the finding for a command of the fence. Without counts nobody has tried the fence: it may be a reason."""
+    return replace(one, parts=one.parts & failing, mend=f"{one.mend.removesuffix('.')}. {others(place)}")
 
 
 def _names_another(reason: ServerFinding, known: Sequence[ServerFinding]) -> bool:
@@ -195,8 +228,6 @@ def _replaceable(found: ServerFinding) -> frozenset[Part]:
 
 
 def _of_walk(error: Exception, part: Part, who: Who) -> ServerFinding:
-    if isinstance(error, NotFencedError):
-        return of_fence(error, who)
     cause: BaseException | None = error
     answered = False
     while cause is not None:

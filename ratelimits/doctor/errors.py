@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from redis.exceptions import (
 
 from ratelimits.conf import conf
 from ratelimits.doctor.commands import USED, key_patterns
-from ratelimits.doctor.findings import ServerFinding
+from ratelimits.doctor.findings import MORE_MEMORY, ServerFinding
 from ratelimits.doctor.parts import Part
 from ratelimits.engine import memory
 from ratelimits.engine.server import Server
@@ -80,13 +81,12 @@ def of_refusal(found: RefusedCommand, parts: frozenset[Part], who: Who) -> Serve
         why = f"The server does not have {command}: {found.error}"
         mend = (
             f"Remove `rename-command {command.split(' ')[0]}` from the server's configuration. If the server is hosted,"
-            " its provider has disabled the command (docs/servers.md)."
+            f" its provider has disabled the command (docs/servers.md)."
         )
         return ServerFinding(name, parts, why, mend)
     why = f"The server's user {who.user} may not send {command}: {found.error}"
-    return ServerFinding(
-        name, parts, why, who.right(found.acl) if found.acl else "Give the user this right.", found.acl
-    )
+    mend = who.right(found.acl) if found.acl else "Give the user this right"
+    return ServerFinding(name, parts, why, mend, found.acl)
 
 
 def _of_state(error: BaseException, parts: frozenset[Part]) -> ServerFinding | None:
@@ -111,7 +111,7 @@ def _of_state(error: BaseException, parts: frozenset[Part]) -> ServerFinding | N
             "full",
             parts,
             f"The memory of the server is full: {text}",
-            "If usage waits in Redis, run a worker. If not, give the server more memory (`maxmemory`).",
+            MORE_MEMORY,
         )
     if any(word in text for word in ("NOREPLICAS", "MISCONF")):
         return ServerFinding(
@@ -120,17 +120,20 @@ def _of_state(error: BaseException, parts: frozenset[Part]) -> ServerFinding | N
     return None
 
 
-def of_fence(error: NotFencedError, who: Who) -> ServerFinding:
-    """Return the finding for a fence that does not hold: nothing is written to the ledger."""
+def of_fence(error: NotFencedError, who: Who, others: str, hidden: Sequence[str]) -> ServerFinding:
+    """Return the finding for a fence that does not hold: nothing is written to the ledger.
+
+    others  a sentence about the other values of RATELIMITS["FENCE"]
+    hidden  the rights for commands that this fence would have sent later
+    """
     command = next((used.name for used in USED if used.fence == conf.FENCE), "")
     found = refused(error.__cause__, command) if error.__cause__ is not None else None
-    acl = found.acl if found is not None else ""
-    other = f"RATELIMITS['FENCE'] is {conf.FENCE!r}. docs/billing/pipeline.md says which value fits which server."
+    acl = " ".join(dict.fromkeys((*([found.acl] if found is not None and found.acl else []), *filter(None, hidden))))
     return ServerFinding(
         "fence",
         frozenset({Part.BILLS}),
-        f"No usage will be written to the ledger: {error}.",
-        f"{who.right(acl)}, or another fence: {other}" if acl else other,
+        f"No usage will be written to the ledger: {error.reason}.",
+        f"{who.right(acl)}, or another fence. {others}" if acl else others,
         acl,
     )
 

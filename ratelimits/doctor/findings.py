@@ -7,6 +7,12 @@ from dataclasses import dataclass, replace
 
 from ratelimits.doctor.parts import Part
 
+#: What to do if the memory is full, or soon is.
+MORE_MEMORY = (
+    "If usage waits in Redis, drain it now: run a worker, or the commands ratelimits_seal and ratelimits_drain. If none"
+    " waits, raise the server's maxmemory."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ServerFinding:
@@ -28,7 +34,7 @@ class ServerFinding:
     @property
     def endangers(self) -> bool:
         """Return whether the parts work now, but can lose what they have written."""
-        return self.name == "evicts"
+        return self.name in ("evicts", "replay")
 
 
 def merged(findings: Iterable[ServerFinding]) -> Iterator[ServerFinding]:

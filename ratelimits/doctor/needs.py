@@ -42,10 +42,11 @@ def counts_usage(server: Server) -> bool:
 
     Each request that has a rule is counted, also if no rule bills. Raise the errors of the database and of redis-py.
     """
-    return Rule.objects.using(conf.DATABASE).exclude(mode=Rule.Mode.OFF).exists() or _batches_wait(server)
+    return Rule.objects.using(conf.DATABASE).exclude(mode=Rule.Mode.OFF).exists() or batches_wait(server)
 
 
-def _batches_wait(server: Server) -> bool:
+def batches_wait(server: Server) -> bool:
+    """Return whether a batch waits in Redis. Raise the errors of redis-py."""
     keyspace = server.keyspace
     for client, shards in server.wire.servers(keyspace, range(keyspace.shards)):
         with client.pipeline(transaction=False) as pipeline:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ratelimits.conf import conf
-from ratelimits.doctor.findings import ServerFinding
+from ratelimits.doctor.findings import MORE_MEMORY, ServerFinding
 from ratelimits.doctor.parts import Part
 from ratelimits.engine import memory
 
@@ -105,7 +105,13 @@ def unsuitable(found: Properties, *, in_cluster: bool = False) -> Iterator[Serve
 
 def short_memory(found: Properties) -> Iterator[ServerFinding]:
     """Yield a finding if the server is full, or soon is. Only the walks show which parts do not work any more."""
-    if found.use is None or found.use.level < memory.Shortage.SHORT:
+    if found.use is None or found.use.level < memory.Shortage.NEAR:
+        return
+    uses = f"The server uses {found.use.share:.0%} of its maximum memory"
+    if found.use.level is memory.Shortage.NEAR:
+        yield ServerFinding(
+            "nearly-full", frozenset(), f"{uses}: new addresses of a network share one count.", MORE_MEMORY
+        )
         return
     if found.may_use_reserve:
         then = (
@@ -113,13 +119,11 @@ def short_memory(found: Properties) -> Iterator[ServerFinding]:
             " counts (docs/scaling.md)."
         )
     else:
-        then = "The reserve is used too, so it refuses to decide: the failure policies answer (docs/scaling.md)."
-    yield ServerFinding(
-        "full",
-        frozenset(),
-        f"The server uses {found.use.share:.0%} of its maximum memory. {then}",
-        "If usage waits in Redis, run a worker. If not, give the server more memory (`maxmemory`).",
-    )
+        then = (
+            "The reserve is used too, so it refuses to decide: the failure policies answer (docs/scaling.md). But usage"
+            " that waits can still be sealed and drained, which gives memory back."
+        )
+    yield ServerFinding("full", frozenset(), f"{uses}. {then}", MORE_MEMORY)
 
 
 def append_only(found: Properties) -> Iterator[ServerFinding]:

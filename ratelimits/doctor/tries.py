@@ -18,6 +18,7 @@ from ratelimits.engine import memory
 from ratelimits.engine.cluster.wire import ClusterWire
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.refused import Reason, refused
+from ratelimits.usage.fence import another_fence
 
 #: Sends one command from a script. The keys come first in ARGV too, where the command needs them.
 _SENDS = "return redis.call(unpack(ARGV))"
@@ -27,6 +28,8 @@ _EXPIRES, _DELETES = "PEXPIRE", "UNLINK"
 
 #: Commands that parts may do without, with these parts. Only a walk shows whether they can.
 REPLACEABLE = {f"command:{used.name}": frozenset(used.replaceable) for used in USED if used.replaceable}
+#: Commands that only a fence needs. The finding about the fence says everything about them.
+OF_FENCES = {f"command:{used.name}" for used in USED if used.fence}
 
 
 def keys_would_stay(scratch: Scratch, who: Who) -> list[ServerFinding]:
@@ -77,16 +80,24 @@ def refused_commands(server: Server, client: Any, shard: int) -> list[ServerFind
         found = found or refusals(place, who, cluster=isinstance(server.wire, ClusterWire))
     finally:
         place.clean()
-    return [replace(one, parts=one.parts - REPLACEABLE.get(one.name, frozenset())) for one in found]
+    return [
+        replace(
+            one,
+            parts=one.parts - REPLACEABLE.get(one.name, frozenset()),
+            mend=f"{one.mend.removesuffix('.')}. {another_fence()}" if one.name in OF_FENCES else one.mend,
+        )
+        for one in found
+    ]
 
 
 def refusals(scratch: Scratch, who: Who, *, cluster: bool) -> list[ServerFinding]:
     """Return a finding for each command that the server refuses, with the parts that need it."""
     alone = [used for used in USED if used.alone and (cluster or not used.cluster) and used.fence in ("", conf.FENCE)]
     found = list(_found(_sent(scratch, alone, _by_itself), lambda used: used.alone, who))
-    if not any(one.name == "command:EVAL" for one in found):
-        in_scripts = [used for used in USED if used.in_scripts]
-        found += _found(_sent(scratch, in_scripts, _in_script), lambda used: used.in_scripts, who)
+    # Without EVAL no script can be tried. But a right for a command is the same in a script and by itself.
+    written = _by_itself if any(one.name == "command:EVAL" for one in found) else _in_script
+    in_scripts = [used for used in USED if used.in_scripts]
+    found += _found(_sent(scratch, in_scripts, written), lambda used: used.in_scripts, who)
     return list(merged(found))
 
 

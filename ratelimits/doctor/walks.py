@@ -10,7 +10,6 @@ from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
-from ratelimits.algorithms.calendar import boundaries
 from ratelimits.algorithms.limits import (
     Algorithm,
     CalendarWindow,
@@ -131,8 +130,7 @@ def _leases(scratch: Scratch) -> None:
 
 def _counts(scratch: Scratch) -> None:
     """Count three requests in an open batch."""
-    periods = boundaries("month", "UTC", None, time.time_ns() // 1000)
-    usage = Usage(_ACCOUNT, _KEY, (Meter("requests"),), periods)
+    usage = Usage(_ACCOUNT, _KEY, (Meter("requests"),))
     limit = FixedWindow(100, _HOUR)
     call = Call(program((Term(limit, "counts", 0, 0),)), (_KEY,), (1,), _ACCOUNT, usage, version=None)
     for _ in range(3):

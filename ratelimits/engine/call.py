@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from ratelimits.algorithms.billing_periods import Span, periods_around
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.engine.keys import BIN_SECONDS, Keyspace, account_shard, shard_of
 from ratelimits.engine.program import Program
@@ -66,24 +65,14 @@ class Meter(NamedTuple):
 class Usage(NamedTuple):
     """Where a request is counted.
 
-    account   the account's identifier; "" if the request has no account
-    key       the request's key, such as "user:42"
-    meters    the meters that count the request. A call's costs begin with one cost for each meter, in this order
-    periods   starts of the previous billing period, the current one and the next two, in µs since 1970 UTC
-    timezone  the account's time zone. With it, the starts of further billing periods are calculated
-    anchor    a local date and time (ISO) at which one billing period of the account starts. The others start on the
-              same day of other months. If it is None, billing periods are calendar months
-    kept      the billing period that kept its start and end after a change of time zone or anchor; None if there is no
-              such period
+    account  the account's identifier; "" if the request has no account
+    key      the request's key, such as "user:42"
+    meters   the meters that count the request. A call's costs begin with one cost for each meter, in this order
     """
 
     account: str
     key: str
     meters: tuple[Meter, ...]
-    periods: tuple[int, int, int, int]
-    timezone: str = "UTC"
-    anchor: str | None = None
-    kept: Span | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +86,6 @@ class Receipt:
     keys, costs, account, usage, in_account  have the same meaning as in `Call`
     at       the moment of the decision, in µs since 1970 UTC
     bin      start of the bin (15 minutes) in which the request was counted, in seconds since 1970 UTC
-    period   start of the billing period in which the request was counted, in seconds since 1970 UTC
     lease    the name of the request's leases. If it is None, the name is the nonce
     moments  the moment of the decision for each key, if a cluster decided shard by shard; otherwise empty
     """
@@ -110,7 +98,6 @@ class Receipt:
     usage: Usage | None
     at: int
     bin: int
-    period: int
     lease: str | None = None
     moments: tuple[int, ...] = ()
     in_account: tuple[str, ...] = ()
@@ -183,8 +170,8 @@ def new_nonce() -> bytes:
 
 def shard(keyspace: Keyspace, key: str, account: str = "", in_account: tuple[str, ...] = ()) -> int:
     """Return the shard of a key: the shard of `account` for a key of `in_account`, otherwise the key's own shard."""
-    if key.startswith("account:"):
-        return account_shard(key.removeprefix("account:"), keyspace.shards)
+    if key.startswith(("account:", "account@")):  # "account@12:7" is the account 7 of another customer
+        return account_shard(key.partition(":")[2], keyspace.shards)
     if account and key.startswith(in_account):
         return account_shard(account, keyspace.shards)
     return shard_of(key, keyspace.shards)
@@ -195,16 +182,7 @@ def shard_of_usage(keyspace: Keyspace, usage: Usage) -> int:
     return account_shard(usage.account, keyspace.shards) if usage.account else shard_of(usage.key, keyspace.shards)
 
 
-def bin_and_period(usage: Usage, now: int) -> tuple[int, int, int]:
-    """Return the start of the bin, the start of the billing period, and the earlier one of their two ends.
-
-    The bin and the billing period are those that contain `now`. `now` and the end are in µs since 1970 UTC, and the two
-    starts are in seconds.
-    """
-    bin_start = now // _BIN * _BIN
-    periods = usage.periods
-    if not periods[0] <= now < periods[3]:
-        periods = periods_around(usage.timezone, usage.anchor, usage.kept, now)
-    index = 0 if now < periods[1] else 1 if now < periods[2] else 2
-    end = min(bin_start + _BIN, periods[index + 1])
-    return bin_start // MICROSECONDS, periods[index] // MICROSECONDS, end
+def bin_of(now: int) -> tuple[int, int]:
+    """Return the start of the bin that contains `now`, in seconds, and its end. `now` and the end are in µs."""
+    start = now // _BIN * _BIN
+    return start // MICROSECONDS, start + _BIN

@@ -10,7 +10,7 @@ from typing import Any
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.engine import memory
 from ratelimits.engine.assemble import Assembled, Shape, assembled
-from ratelimits.engine.call import ANY, Call, Meter, Op, Usage, bin_and_period, shard, shard_of_usage
+from ratelimits.engine.call import ANY, Call, Meter, Op, Usage, bin_of, shard, shard_of_usage
 from ratelimits.engine.clock import clock
 from ratelimits.engine.keys import Keyspace, quoted
 from ratelimits.engine.memory import Shortage
@@ -132,11 +132,11 @@ class Command:
         # receipt's nonce.
         last_arguments: list[bytes] = []
         if usage is not None and receipt is not None:
-            last_arguments = counters_of(usage, receipt.bin, receipt.period)
+            last_arguments = counters_of(usage, receipt.bin)
         elif usage is not None:
-            bin_start, period, until = bin_and_period(usage, now)
-            start, end = max(start, bin_start * MICROSECONDS, period * MICROSECONDS), min(end, until)
-            last_arguments = counters_of(usage, bin_start, period)
+            bin_start, until = bin_of(now)
+            start, end = max(start, bin_start * MICROSECONDS), min(end, until)
+            last_arguments = counters_of(usage, bin_start)
         moment = clock.frozen if call.now is None else call.now
         marks = (call.version is not None) + 2 * is_first
         # The numbers that ARGV[3] begins with. lua/decide.lua describes them, in this order.
@@ -212,10 +212,10 @@ def _assembled(call: Call, heads: int, keys_without_state: int, slots_move: bool
     return assembled(shape)
 
 
-def counters_of(usage: Usage, bin_start: int, period: int) -> list[bytes]:
+def counters_of(usage: Usage, bin_start: int) -> list[bytes]:
     """Return the names of the counters of an admitted request, one for each meter."""
     who = f"{quoted(usage.account)}|{quoted(usage.key)}"
-    return [f"a|{bin_start}|{period}|{meter}|{who}".encode() for meter in _meter_texts(usage.meters)]
+    return [f"a|{bin_start}|{meter}|{who}".encode() for meter in _meter_texts(usage.meters)]
 
 
 @lru_cache(maxsize=1024)

@@ -6,7 +6,6 @@ open batch of the account's shard: the hash in Redis in which the usage of this 
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -53,9 +52,6 @@ def in_bounds(counted: Iterable[RefusalCount]) -> Iterator[list[RefusalCount]]:
 class Count:
     """The command that counts refusals in one shard. Give it at most MAX_COUNTERS counters (see `in_bounds`).
 
-    `usage.periods` are the starts of four billing periods. The script counts in the period that contains the server's
-    time.
-
     `kind` is "d" for denied requests, and "s" for admitted requests that a shadow rule would have refused.
     """
 
@@ -63,9 +59,9 @@ class Count:
         "memory/full", "run", "batch", "counting/shard_run", "counting/usage", "counting/usage_new", "counting/count"
     )
 
-    def __init__(self, head: str, open_batch: str, usage: Usage, kind: Literal["d", "s"] = "d") -> None:
+    def __init__(self, head: str, open_batch: str, kind: Literal["d", "s"] = "d") -> None:
         self._keys = [head.encode(), open_batch.encode()]
-        self._periods = struct.pack("<dddd", *usage.periods) + kind.encode()
+        self._kind = kind.encode()
         #: Three arguments for each counter: the end of its name, the cost of one request, the number of requests.
         self._counters: list[bytes] = []
 
@@ -83,5 +79,5 @@ class Count:
 
     def to_bytes(self, run: str, nonce: bytes) -> bytes:
         """Return the command in RESP. `run` is the run of the server."""
-        arguments = [run.encode(), nonce, self._periods, *self._counters]
+        arguments = [run.encode(), nonce, self._kind, *self._counters]
         return resp(b"EVALSHA", self.script.sha, b"2", *self._keys, *arguments)

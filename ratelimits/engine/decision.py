@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ratelimits.algorithms.limits import Mode
 from ratelimits.algorithms.parsing import MICROSECONDS
-from ratelimits.engine.call import Call, Op, Receipt, bin_and_period
+from ratelimits.engine.call import Call, Op, Receipt, bin_of
 from ratelimits.engine.program import MAX_LIMITS, Program, program
 
 #: The kinds of replies: the first number of a reply. lua/decide.lua describes them at "Returns".
@@ -120,9 +120,9 @@ class Decision:
         call, reply = self.call, self.reply
         if reply[1] != 1 or call.op is not Op.TRY:
             return None
-        # The receipt names the bin and the period in which the script counted the request. A request that is not
+        # The receipt names the bin in which the script counted the request. A request that is not
         # counted has neither.
-        bin_start, period, _end = (0, 0, 0) if call.usage is None else bin_and_period(call.usage, self.counted_at)
+        bin_start, _end = (0, 0) if call.usage is None else bin_of(self.counted_at)
         return Receipt(
             nonce=self._nonce.decode(),
             program=self._charged(),
@@ -133,7 +133,6 @@ class Decision:
             usage=call.usage,
             at=self.at,
             bin=bin_start,
-            period=period,
             lease=call.lease,
             moments=tuple(reply[HEAD + PER_LIMIT * len(call.program.terms) :]),
         )

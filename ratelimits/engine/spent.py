@@ -58,7 +58,7 @@ def record(receipt: Receipt, requests: int, until: int) -> bytes:
     `requests` and `until` are explained at the top of this file.
     """
     assert receipt.usage is not None
-    counters = counters_of(receipt.usage, receipt.bin, receipt.period)
+    counters = counters_of(receipt.usage, receipt.bin)
     costs = receipt.costs[: len(counters)]
     return b" ".join([b"0 %d %d" % (requests, until), *(b"%b %d" % pair for pair in zip(counters, costs, strict=True))])
 
@@ -71,7 +71,7 @@ def uncounted(text: bytes) -> list[Uncounted]:
     counted, requests, until, *rest = text.decode().split(" ")
     result = []
     for counter, cost in zip(rest[::2], rest[1::2], strict=True):
-        _kind, bin_start, _period, meter, _rule, _version, account, key = counter.split("|")
+        _kind, bin_start, meter, _rule, _version, account, key = counter.split("|")
         account, key, meter = (ledger_name(unquote(name)) for name in (account, key, meter))
         result.append(
             Uncounted(int(until), int(requests) - int(counted), account, key, meter, int(bin_start), int(cost))

@@ -1,7 +1,7 @@
 """The jobs that a management command and a Celery task of one name both do.
 
 `ratelimits_drain` and `ratelimits.drain` call `drain`, and so on. A command and a task only differ in what they say: a
-command prints the result, a task logs problems that its next run solves.
+command prints the result, and a task raises the errors that a command prints.
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@
 --             sealed_clock       moment (µs) of the last seal, by the clock of the process that sealed
 --             jumped             moment (µs) of the last seal before the server's clock jumped ahead, until a gap is
 --                                declared; else 0, or 1 after such a jump until the next seal (see seal.lua)
+--             evicted, expired   how many keys the server had evicted and let expire in its run, at the last seal; '' if
+--                                this is not known (see seal.lua)
 --             data_run, data_since   a run of the server, and a moment (µs): as far as is known, Redis still has
 --                                everything that was counted in this run since this moment (see lasting.lua)
 --   clock   string: it exists while the server's clock runs as it should (see seal.lua). It has a time to live

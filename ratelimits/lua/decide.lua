@@ -66,7 +66,7 @@
 --          it has one, and its params. Then 30 bytes for each limit: the moment from which the params hold (a double,
 --          µs; 0: now), and the text "rule|version", filled up with zero bytes
 -- ARGV[5…] for each meter the name of the counter of an admitted request,
---          "a|bin|period|meter|rule|version|account|key". Then the name that all leases of the request get, if it is
+--          "a|bin|meter|rule|version|account|key". Then the name that all leases of the request get, if it is
 --          not the nonce. Then the nonce of the receipt that is used, if there is one. For the general script, the layout
 --          of the call comes before these arguments
 --

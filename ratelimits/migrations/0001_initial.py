@@ -7,6 +7,7 @@ import ratelimits.models.access.targets
 import ratelimits.models.accounts
 import ratelimits.models.adjustments
 import ratelimits.models.alerts
+import ratelimits.models.customers
 import ratelimits.models.keys
 import ratelimits.models.ledger
 import ratelimits.models.rule_parts.start
@@ -38,7 +39,7 @@ class Migration(migrations.Migration):
                 ('identifier', models.CharField(help_text="The value that RATELIMITS['ACCOUNT'] returns for the account's requests; by default the user's primary key.", max_length=255, unique=True, validators=[ratelimits.models.keys.validate_account], verbose_name='identifier')),
                 ('name', models.CharField(blank=True, max_length=120, verbose_name='name')),
                 ('timezone', models.CharField(default='UTC', help_text="Time zone of the account's billing periods.", max_length=64, validators=[ratelimits.models.accounts.validate_timezone], verbose_name='time zone')),
-                ('billing_anchor', models.CharField(blank=True, help_text='A local date and time at which a billing month starts, such as 2026-01-31T06:00. Leave it empty for calendar months.', max_length=32, verbose_name='billing anchor')),
+                ('billing_anchor', models.CharField(blank=True, help_text='A local date and time at which a billing month starts, such as 2026-01-31T06:00, at a quarter of an hour. Leave it empty for calendar months.', max_length=32, verbose_name='billing anchor')),
                 ('next_plan_at', ratelimits.moments.columns.UTCDateTimeField(blank=True, editable=False, null=True, verbose_name='next plan from')),
                 ('shard', models.SmallIntegerField(db_index=True, default=0, editable=False, verbose_name='shard')),
             ],
@@ -62,18 +63,50 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name='KeptPeriod',
+            name='Customer',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('account', models.CharField(max_length=255, unique=True, verbose_name='account')),
-                ('shard', models.SmallIntegerField(db_index=True, verbose_name='shard')),
-                ('start', models.BigIntegerField(verbose_name='start (µs)')),
-                ('end', models.BigIntegerField(verbose_name='end (µs)')),
-                ('version', models.BigIntegerField(db_index=True, verbose_name='version')),
+                ('token', models.CharField(default=ratelimits.models.customers.new_token, editable=False, max_length=16, unique=True, verbose_name='token')),
+                ('salt', models.BinaryField(default=ratelimits.models.customers.new_salt, verbose_name='salt')),
             ],
             options={
-                'verbose_name': 'kept billing period',
-                'verbose_name_plural': 'kept billing periods',
+                'verbose_name': 'customer',
+                'verbose_name_plural': 'customers',
+            },
+        ),
+        migrations.CreateModel(
+            name='Name',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('identifier', models.CharField(blank=True, help_text='Empty for anonymous usage.', max_length=255, verbose_name='identifier')),
+                ('since', models.BigIntegerField(default=0, verbose_name='since (s)')),
+                ('until', models.BigIntegerField(blank=True, null=True, verbose_name='until (s)')),
+                ('counter', models.BigIntegerField(default=0, verbose_name='number in Redis')),
+                ('shard', models.SmallIntegerField(db_index=True, verbose_name='shard')),
+                ('version', models.BigIntegerField(db_index=True, default=0, verbose_name='version')),
+                ('customer', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='names', to='ratelimits.customer', verbose_name='customer')),
+            ],
+            options={
+                'verbose_name': 'name of a customer',
+                'verbose_name_plural': 'names of customers',
+                'constraints': [models.UniqueConstraint(fields=('identifier', 'since'), name='ratelimits_name_of'), models.UniqueConstraint(condition=models.Q(('until', None)), fields=('identifier',), name='ratelimits_name_in_force'), models.CheckConstraint(condition=models.Q(('since__gte', 0), ('since', django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(models.F('since'), '/', models.Value(900)), '*', models.Value(900)))), name='ratelimits_name_since', violation_error_message='A name begins at a full quarter of an hour.')],
+            },
+        ),
+        migrations.CreateModel(
+            name='FrozenPeriod',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('start', models.BigIntegerField(verbose_name='start (µs)')),
+                ('end', models.BigIntegerField(verbose_name='end (µs)')),
+                ('timezone', models.CharField(max_length=64, verbose_name='time zone')),
+                ('label', models.CharField(max_length=7, verbose_name='month')),
+                ('customer', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='periods', to='ratelimits.customer', verbose_name='customer')),
+            ],
+            options={
+                'verbose_name': 'billing period',
+                'verbose_name_plural': 'billing periods',
+                'indexes': [models.Index(fields=['label'], name='ratelimits_period_label')],
+                'constraints': [models.UniqueConstraint(fields=('customer', 'start'), name='ratelimits_period_of_customer')],
             },
         ),
         migrations.CreateModel(
@@ -117,6 +150,7 @@ class Migration(migrations.Migration):
                 ('position', models.BigIntegerField(default=0, verbose_name='batches written')),
                 ('head', models.CharField(blank=True, max_length=64, verbose_name='head of the digest chain')),
                 ('watermark', models.BigIntegerField(default=0, help_text='All usage counted before this moment (µs) is in the ledger.', verbose_name='watermark')),
+                ('first_sealed', models.BigIntegerField(default=0, verbose_name='first sealed (µs)')),
                 ('ahead', models.BigIntegerField(default=0, help_text="Microseconds by which the server's clock is ahead of the drain's clock; 0 if it is not ahead. Until the clocks agree, the watermark does not advance.", verbose_name='clock ahead')),
                 ('tallied', models.BigIntegerField(default=0, verbose_name='batches tallied')),
                 ('frozen', models.BooleanField(default=False, help_text='The watermark does not advance until a quarantined batch is resolved.', verbose_name='frozen')),
@@ -133,7 +167,7 @@ class Migration(migrations.Migration):
                 ('first_run_at', ratelimits.moments.columns.UTCDateTimeField(default=ratelimits.moments.now, verbose_name='first run')),
                 ('succeeded_at', ratelimits.moments.columns.UTCDateTimeField(blank=True, null=True, verbose_name='last success')),
                 ('failed_at', ratelimits.moments.columns.UTCDateTimeField(blank=True, null=True, verbose_name='last failure')),
-                ('error', models.CharField(blank=True, max_length=300, verbose_name='last error')),
+                ('error', models.CharField(blank=True, max_length=1000, verbose_name='last error')),
             ],
             options={
                 'verbose_name': 'run of a task',
@@ -534,7 +568,6 @@ class Migration(migrations.Migration):
                 ('meter', models.CharField(max_length=255, verbose_name='meter')),
                 ('rule', models.BigIntegerField(help_text='The rule that bills this usage, or that refused the requests; 0 if there is none.', verbose_name='rule')),
                 ('version', models.BigIntegerField(verbose_name='rule version')),
-                ('period', models.BigIntegerField(help_text='Start of the billing period; 0 if the usage has no billing period.', verbose_name='billing period (start, in s)')),
                 ('bin', models.BigIntegerField(help_text='Start of the 15 minutes in which the usage was counted.', verbose_name='bin (start, in s)')),
                 ('admitted_requests', models.BigIntegerField(verbose_name='admitted requests')),
                 ('admitted_units', models.BigIntegerField(verbose_name='admitted units')),
@@ -550,7 +583,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'ledger line',
                 'verbose_name_plural': 'ledger lines',
-                'indexes': [models.Index(fields=['period', 'account'], name='ratelimits_line_period'), ratelimits.models.ledger.TimeIndex(fields=['bin'], name='ratelimits_line_time'), models.Index(fields=['key', 'bin'], name='ratelimits_line_key')],
+                'indexes': [models.Index(fields=['account', 'bin'], name='ratelimits_line_account'), ratelimits.models.ledger.TimeIndex(fields=['bin'], name='ratelimits_line_time'), models.Index(fields=['key', 'bin'], name='ratelimits_line_key')],
             },
         ),
         migrations.CreateModel(
@@ -559,10 +592,11 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('account', models.CharField(blank=True, max_length=255, verbose_name='account')),
                 ('period', models.BigIntegerField(verbose_name='billing period (start, in s)')),
-                ('period_end', models.BigIntegerField(blank=True, null=True, verbose_name='end of the period (in s)')),
+                ('period_end', models.BigIntegerField(verbose_name='end of the period (in s)')),
                 ('meter', models.CharField(max_length=255, verbose_name='meter')),
                 ('rule', models.BigIntegerField(verbose_name='rule')),
                 ('shard', models.PositiveIntegerField(verbose_name='shard')),
+                ('customer', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='ratelimits.customer', verbose_name='customer')),
                 ('admitted_requests', models.BigIntegerField(default=0, verbose_name='admitted requests')),
                 ('admitted_units', models.BigIntegerField(default=0, verbose_name='admitted units')),
                 ('denied_requests', models.BigIntegerField(default=0, verbose_name='denied requests')),
@@ -575,7 +609,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'usage of a period',
                 'verbose_name_plural': 'usage by period',
                 'indexes': [models.Index(fields=['period'], name='ratelimits_period_usage_open'), models.Index(condition=models.Q(('admitted_requests', 9223372036854775807), ('admitted_units', 9223372036854775807), ('denied_requests', 9223372036854775807), ('shadow_requests', 9223372036854775807), ('refunded_units', 9223372036854775807), _connector='OR'), fields=['account'], name='ratelimits_period_usage_full')],
-                'constraints': [models.UniqueConstraint(fields=('account', 'period', 'meter', 'rule', 'shard'), name='ratelimits_period_usage')],
+                'constraints': [models.UniqueConstraint(fields=('account', 'period', 'meter', 'rule', 'shard', 'customer'), name='ratelimits_period_usage')],
             },
         ),
         migrations.CreateModel(
@@ -605,7 +639,7 @@ class Migration(migrations.Migration):
                 ('period', models.DecimalField(blank=True, decimal_places=6, help_text='Length of the window, or the time in which the permits of the rate are added.', max_digits=15, null=True, verbose_name='period')),
                 ('initial', models.CharField(blank=True, help_text='The permits at the start: “full”, “empty” or a number. A blank field means “full”.', max_length=20, verbose_name='initial')),
                 ('window_start', models.CharField(blank=True, choices=[('epoch', 'at fixed times of the clock'), ('first_hit', 'at the first request')], help_text='Leave it empty for fixed times: the first window began at 1970-01-01 UTC.', max_length=10, verbose_name='window start')),
-                ('calendar_unit', models.CharField(blank=True, choices=[('hour', 'hour'), ('day', 'day'), ('week', 'week'), ('month', 'month'), ('year', 'year')], max_length=10, verbose_name='calendar unit')),
+                ('calendar_unit', models.CharField(blank=True, choices=[('hour', 'hour'), ('day', 'day'), ('week', 'week'), ('month', 'month'), ('year', 'year'), ('billing_period', 'billing period')], help_text='A billing period is that of the account that makes the request: it has the time zone and the billing anchor of the account. Without a row of the account, it is the month in UTC.', max_length=20, verbose_name='calendar unit')),
                 ('timezone', models.CharField(blank=True, help_text='A time zone such as Europe/Paris. Leave it empty for UTC.', max_length=64, verbose_name='time zone')),
                 ('anchor', models.CharField(blank=True, help_text='A local date and time at which a period starts, such as 2026-01-31T06:00.', max_length=32, verbose_name='anchor')),
                 ('sub_windows', models.PositiveIntegerField(blank=True, help_text='How many sub-windows the window has. Leave it empty for 10.', null=True, verbose_name='sub-windows')),
@@ -720,7 +754,7 @@ class Migration(migrations.Migration):
                 ('identifier', models.CharField(db_index=True, help_text="The value that RATELIMITS['ACCOUNT'] returns for the account's requests; by default the user's primary key.", max_length=255, validators=[ratelimits.models.keys.validate_account], verbose_name='identifier')),
                 ('name', models.CharField(blank=True, max_length=120, verbose_name='name')),
                 ('timezone', models.CharField(default='UTC', help_text="Time zone of the account's billing periods.", max_length=64, validators=[ratelimits.models.accounts.validate_timezone], verbose_name='time zone')),
-                ('billing_anchor', models.CharField(blank=True, help_text='A local date and time at which a billing month starts, such as 2026-01-31T06:00. Leave it empty for calendar months.', max_length=32, verbose_name='billing anchor')),
+                ('billing_anchor', models.CharField(blank=True, help_text='A local date and time at which a billing month starts, such as 2026-01-31T06:00, at a quarter of an hour. Leave it empty for calendar months.', max_length=32, verbose_name='billing anchor')),
                 ('next_plan_at', ratelimits.moments.columns.UTCDateTimeField(blank=True, editable=False, null=True, verbose_name='next plan from')),
                 ('shard', models.SmallIntegerField(db_index=True, default=0, editable=False, verbose_name='shard')),
                 ('history_id', models.AutoField(primary_key=True, serialize=False)),
@@ -873,6 +907,7 @@ class Migration(migrations.Migration):
             name='Report',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('customer', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='ratelimits.customer', to_field='token', verbose_name='customer')),
                 ('account', models.CharField(blank=True, max_length=255, verbose_name='account')),
                 ('period_start', models.BigIntegerField(verbose_name='period start (µs)')),
                 ('period_end', models.BigIntegerField(verbose_name='period end (µs)')),
@@ -1036,7 +1071,7 @@ class Migration(migrations.Migration):
                 ('period', models.DecimalField(blank=True, decimal_places=6, help_text='Length of the window, or the time in which the permits of the rate are added.', max_digits=15, null=True, verbose_name='period')),
                 ('initial', models.CharField(blank=True, help_text='The permits at the start: “full”, “empty” or a number. A blank field means “full”.', max_length=20, verbose_name='initial')),
                 ('window_start', models.CharField(blank=True, choices=[('epoch', 'at fixed times of the clock'), ('first_hit', 'at the first request')], help_text='Leave it empty for fixed times: the first window began at 1970-01-01 UTC.', max_length=10, verbose_name='window start')),
-                ('calendar_unit', models.CharField(blank=True, choices=[('hour', 'hour'), ('day', 'day'), ('week', 'week'), ('month', 'month'), ('year', 'year')], max_length=10, verbose_name='calendar unit')),
+                ('calendar_unit', models.CharField(blank=True, choices=[('hour', 'hour'), ('day', 'day'), ('week', 'week'), ('month', 'month'), ('year', 'year'), ('billing_period', 'billing period')], help_text='A billing period is that of the account that makes the request: it has the time zone and the billing anchor of the account. Without a row of the account, it is the month in UTC.', max_length=20, verbose_name='calendar unit')),
                 ('timezone', models.CharField(blank=True, help_text='A time zone such as Europe/Paris. Leave it empty for UTC.', max_length=64, verbose_name='time zone')),
                 ('anchor', models.CharField(blank=True, help_text='A local date and time at which a period starts, such as 2026-01-31T06:00.', max_length=32, verbose_name='anchor')),
                 ('sub_windows', models.PositiveIntegerField(blank=True, help_text='How many sub-windows the window has. Leave it empty for 10.', null=True, verbose_name='sub-windows')),

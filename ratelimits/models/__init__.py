@@ -7,11 +7,12 @@ from ratelimits.models.access.rows import Access
 from ratelimits.models.accounts import Account, Plan, PlanInclusion, PlanMembership
 from ratelimits.models.adjustments import Adjustment
 from ratelimits.models.alerts import Alert, AlertChannel, AlertDelivery, AlertState
-from ratelimits.models.kept import KeptPeriod
+from ratelimits.models.customers import Customer, Name
 from ratelimits.models.keys import KeyKind
 from ratelimits.models.ledger import ArchivedRange, Batch, ChainMark, Line, QuarantinedBatch, ShardState
 from ratelimits.models.ledger.gaps import DurabilityGap, GapChange, GapKind, ProcessTotal
 from ratelimits.models.overrides import KeyOverride
+from ratelimits.models.periods import FrozenPeriod
 from ratelimits.models.prices import PlanPrice
 from ratelimits.models.push import PushDelivery, PushedReport, PushReceiver
 from ratelimits.models.reports import PeriodUsage, Report, ReportLine
@@ -36,16 +37,18 @@ __all__ = [
     "ChainMark",
     "Change",
     "ConfigVersion",
+    "Customer",
     "DurabilityGap",
+    "FrozenPeriod",
     "GapChange",
     "GapKind",
     "Inspect",
-    "KeptPeriod",
     "KeyKind",
     "KeyOverride",
     "KeyReset",
     "KeyTotal",
     "Line",
+    "Name",
     "PeriodUsage",
     "Plan",
     "PlanInclusion",

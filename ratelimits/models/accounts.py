@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import models
+from django.dispatch import receiver
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.algorithms import calendar
+from ratelimits.algorithms.billing_periods import check_terms
 from ratelimits.engine.keys import LONGEST_KEY, LONGEST_NAME
+from ratelimits.models.customers import Name, is_waiting, make_missing, other_names
 from ratelimits.models.fields.validity import END_NOT_AFTER_START, overlapping, validate_period
 from ratelimits.models.history import History
 from ratelimits.models.keys import canonical_key, derived_key, refuse_secret, validate_account, validate_key
 from ratelimits.models.versioned import Versioned
-from ratelimits.models.versions import Edit, Tombstone
+from ratelimits.models.versions import Edit, Tombstone, edited
 from ratelimits.moments.columns import UTCDateTimeField
 from ratelimits.pricing.money import minor_digits
 
@@ -133,8 +136,8 @@ class Account(Versioned):
         max_length=32,
         blank=True,
         help_text=_(
-            "A local date and time at which a billing month starts, such as 2026-01-31T06:00. Leave it empty for"
-            " calendar months."
+            "A local date and time at which a billing month starts, such as 2026-01-31T06:00, at a quarter of an hour."
+            " Leave it empty for calendar months."
         ),
     )
     plan = models.ForeignKey(
@@ -175,13 +178,13 @@ class Account(Versioned):
             self.next_plan_at = None
         elif self.next_plan_id == self.plan_id:
             raise ValidationError({"next_plan": _("The account is already on this plan: leave the field empty.")})
-        if not self.billing_anchor:
-            return
+        if not calendar.exists(self.timezone):
+            return  # `validate_timezone` reports it.
         try:
-            # This raises ValueError if the anchor is not valid. The result is not needed.
-            calendar.boundaries("month", "UTC", self.billing_anchor, time.time_ns() // 1000)
+            check_terms(self.timezone, self.billing_anchor, time.time_ns() // 1000)
         except ValueError as error:
-            raise ValidationError({"billing_anchor": str(error)}) from error
+            field = "billing_anchor" if self.billing_anchor else "timezone"
+            raise ValidationError({field: str(error)}) from error
 
     @property
     def key(self) -> str:
@@ -197,6 +200,46 @@ class Account(Versioned):
         tombstone = super().tombstone(edit)
         tombstone.key, tombstone.shard = self.key, self.shard
         return tombstone
+
+
+def _texts(rows: Iterable[Account]) -> set[str]:
+    """Return the texts of accounts as requests have them. A row can have its text as it was typed."""
+    return {Account.derive({"identifier": row.identifier})["identifier"] for row in rows}
+
+
+@receiver(edited, sender=Account, dispatch_uid="ratelimits.make_customers")
+def _make_customers(sender: Any, after: Collection[Account], edit: Edit, **kwargs: Any) -> None:
+    """Make a customer for each account that an edit writes under a new identifier."""
+    make_missing(edit.using, {text for text in _texts(after) if not is_waiting(text)}, edit.version)
+
+
+@receiver(edited, sender=Account, dispatch_uid="ratelimits.forget_other_names")
+def _forget_other_names(
+    sender: Any, before: Collection[Account], after: Collection[Account], edit: Edit, **kwargs: Any
+) -> None:
+    """Let processes read the keys of customers with several names again: the row of an account applies to all names."""
+    texts = _texts((*before, *after))
+    others = other_names(edit.using, texts)
+    if others:
+        own = Name.objects.using(edit.using).filter(identifier__in=texts, until=None)
+        own = own.filter(customer__in={name.customer_id for name in others})
+        Tombstone.objects.using(edit.using).bulk_create(name.tombstone(edit) for name in (*own, *others))
+
+
+def holding(using: str, texts: Collection[str]) -> dict[str, str]:
+    """Return the account text whose row says the plan and the terms of each text. Leave out texts that stand alone.
+
+    A customer with several texts can have several rows. The oldest row holds for all of its texts.
+    """
+    names = other_names(using, texts)
+    if not names:
+        return {}
+    own = Name.objects.using(using).filter(identifier__in=texts, until=None)
+    customers = dict(own.values_list("identifier", "customer"))
+    customer_of = customers | {name.identifier: name.customer_id for name in names}
+    rows = Account.objects.using(using).filter(identifier__in=customer_of).order_by("-pk")
+    oldest = {customer_of[identifier]: identifier for identifier in rows.values_list("identifier", flat=True)}
+    return {text: oldest[customer] for text, customer in customers.items() if customer in oldest}
 
 
 class PlanMembership(Versioned):

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import uuid
+from datetime import datetime
 from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
-from django.db import models
+from django.db import models, router, transaction
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits import moments
-from ratelimits.algorithms.billing_periods import periods_around
 from ratelimits.conf import conf
 from ratelimits.conf.setting_rules import MAX_COST
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models import users
 from ratelimits.models.accounts import Account
-from ratelimits.models.kept import kept_periods
 from ratelimits.models.ledger import moment
-from ratelimits.models.reports import PeriodUsage, Report, ReportLine
+from ratelimits.models.periods import freeze_one, timelines
+from ratelimits.models.reports import Report, ReportLine
 from ratelimits.moments.columns import UTCDateTimeField
 
 
@@ -130,6 +130,14 @@ class Adjustment(models.Model):
     def __str__(self) -> str:
         return f"{self.quantity:+,} {self.meter} for {self.account or 'anonymous'}"
 
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Save the adjustment, and freeze the billing period that it is about."""
+        using = kwargs.get("using") or router.db_for_write(Adjustment, instance=self)
+        with transaction.atomic(using=using):
+            start: datetime = Adjustment._meta.get_field("period_start").to_python(self.period_start)
+            freeze_one(using, self.account, int(start.timestamp()) * 1_000_000)
+            super().save(*args, **kwargs)
+
     def clean(self) -> None:
         """Raise ValidationError if the quantity, the period or the corrected line is not valid."""
         errors: dict[str, Any] = {}
@@ -148,30 +156,23 @@ class Adjustment(models.Model):
             raise ValidationError(errors)
 
     def _start_error(self) -> Any:
-        """Return an error message if no known billing period of the account starts at `period_start`, otherwise ""."""
-        start_seconds = int(self.period_start.timestamp())
-        start = start_seconds * 1_000_000
-        if (
-            Report.objects.filter(account=self.account, period_start=start).exists()
-            or PeriodUsage.objects.filter(account=self.account, period=start_seconds).exists()
-        ):
-            return ""
-        if not self.account:
-            return _("No period with anonymous usage starts at this moment.")
-        payer = Account.objects.filter(identifier=self.account).first()
-        if payer is None:
+        """Return an error message if no billing period of the account starts at `period_start`, otherwise ""."""
+        start = int(self.period_start.timestamp()) * 1_000_000
+        timeline = timelines(conf.DATABASE, [self.account])[self.account]
+        try:
+            period = timeline.at(start)
+        except ValueError as error:
+            return str(error)
+        if not timeline.is_frozen(period) and not Account.objects.filter(identifier=self.account).exists():
+            if not self.account:
+                return _("No period with anonymous usage starts at this moment.")
             return _(
                 "This account has no usage in this period and is not in the table of accounts: check the spelling"
                 " of the account."
             )
-        kept = kept_periods(conf.DATABASE, [self.account]).get(self.account)
-        try:
-            _previous, period_start, *_later = periods_around(payer.timezone, payer.billing_anchor or None, kept, start)
-        except ValueError as error:
-            return _("%(error)s: correct the account first.") % {"error": error}
-        if period_start == start:
+        if period.start == start:
             return ""
         return _(
             "No billing period of this account starts at this moment. The period that contains this moment starts at"
             " %(start)s %(zone)s."
-        ) % {"start": f"{moments.local(moment(period_start)):%Y-%m-%d %H:%M:%S}", "zone": moments.zone_name()}
+        ) % {"start": f"{moments.local(moment(period.start)):%Y-%m-%d %H:%M:%S}", "zone": moments.zone_name()}

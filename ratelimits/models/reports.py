@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.algorithms.billing_periods import period_name
 from ratelimits.engine.keys import LONGEST_NAME
+from ratelimits.models.customers import Customer
 from ratelimits.models.ledger import moment
 from ratelimits.models.ledger.sums import MAX_TOTAL
 from ratelimits.moments.columns import UTCDateTimeField
@@ -36,6 +37,8 @@ _IS_FULL = reduce(or_, (models.Q(**{name: MAX_TOTAL}) for name in _COUNTERS))
 class PeriodUsage(models.Model):
     """The usage of an account under one rule in one billing period, added up from ledger lines of one shard.
 
+    If the account's text was the name of two customers in the period, each of them has rows of its own.
+
     `usage/tally.py` adds the lines, batch by batch. `position` is the position of the newest batch that was added here.
     `covered` is the position up to which reports contain the usage. `covered` is empty while the period has no final
     report.
@@ -43,11 +46,11 @@ class PeriodUsage(models.Model):
 
     account = models.CharField(_("account"), max_length=LONGEST_NAME, blank=True)
     period = models.BigIntegerField(_("billing period (start, in s)"))
-    #: Empty in rows that are older than this column.
-    period_end = models.BigIntegerField(_("end of the period (in s)"), null=True, blank=True)
+    period_end = models.BigIntegerField(_("end of the period (in s)"))
     meter = models.CharField(_("meter"), max_length=LONGEST_NAME)
     rule = models.BigIntegerField(_("rule"))
     shard = models.PositiveIntegerField(_("shard"))
+    customer = models.ForeignKey(Customer, models.PROTECT, related_name="+", verbose_name=_("customer"))
     admitted_requests = models.BigIntegerField(_("admitted requests"), default=0)
     admitted_units = models.BigIntegerField(_("admitted units"), default=0)
     denied_requests = models.BigIntegerField(_("denied requests"), default=0)
@@ -62,7 +65,7 @@ class PeriodUsage(models.Model):
         verbose_name_plural = _("usage by period")
         constraints = [
             models.UniqueConstraint(
-                fields=["account", "period", "meter", "rule", "shard"], name="ratelimits_period_usage"
+                fields=["account", "period", "meter", "rule", "shard", "customer"], name="ratelimits_period_usage"
             )
         ]
         indexes = [
@@ -92,6 +95,10 @@ class Report(models.Model):
     text. "By shard" means: by the shard, as text.
     """
 
+    #: `customer_id` is the customer's token.
+    customer = models.ForeignKey(
+        Customer, models.PROTECT, to_field="token", related_name="+", db_index=False, verbose_name=_("customer")
+    )
     account = models.CharField(_("account"), max_length=LONGEST_NAME, blank=True)
     period_start = models.BigIntegerField(_("period start (µs)"))
     period_end = models.BigIntegerField(_("period end (µs)"))

@@ -11,8 +11,8 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from ratelimits.algorithms.calendar import UNITS
 from ratelimits.algorithms.limits import ALGORITHMS, DEFAULT_ALGORITHM, Algorithm, algorithm_from_json, fields_of
+from ratelimits.algorithms.windows import CALENDAR_UNITS
 from ratelimits.conf import conf
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.accounts import Plan, plan_name
@@ -110,7 +110,14 @@ class Rule(Coverage, Refusal, Start, Versioned):
         help_text=_("Leave it empty for fixed times: the first window began at 1970-01-01 UTC."),
     )
     calendar_unit = models.CharField(
-        _("calendar unit"), max_length=10, blank=True, choices=[(unit, _(unit)) for unit in UNITS]
+        _("calendar unit"),
+        max_length=20,
+        blank=True,
+        choices=[(unit, _(unit.replace("_", " "))) for unit in CALENDAR_UNITS],
+        help_text=_(
+            "A billing period is that of the account that makes the request: it has the time zone and the billing"
+            " anchor of the account. Without a row of the account, it is the month in UTC."
+        ),
     )
     timezone = models.CharField(
         _("time zone"),
@@ -311,6 +318,8 @@ class Rule(Coverage, Refusal, Start, Versioned):
             return problem
         try:
             self.to_algorithm()
+            for messages in validation.billing_period_errors(self).values():
+                return str(messages[0]).rstrip(".")
         except (ValueError, TypeError, ArithmeticError) as error:
             return str(error)
         # On PostgreSQL the value can be NaN, and NaN passes every constraint.

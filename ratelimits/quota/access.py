@@ -22,7 +22,7 @@ from ratelimits.identity import Identity
 from ratelimits.models.keys import key_name
 from ratelimits.quota import process_totals
 from ratelimits.quota.prepared import ANONYMOUS_KEY
-from ratelimits.rules import AccessRow, RulesUnavailable, Snapshot
+from ratelimits.rules import AccessRow
 from ratelimits.rules.keyed import NEVER
 
 #: Maximum length of `_decided`. When this length is reached, its items are added to the counters.
@@ -46,21 +46,17 @@ _decided: list[_Subject] = []
 #: For each subject: how many requests were not sent to Redis yet, and how many are not in the process totals yet.
 _unsent: Counter[_Subject] = Counter()
 _untotalled: Counter[_Subject] = Counter()
-#: The snapshot with which the last counted request was decided. It knows the billing periods of accounts.
-_snapshot: Snapshot | None = None
 
 
-def count(row: AccessRow, snapshot: Snapshot, identity: Identity, costs: Costs) -> bool:
+def count(row: AccessRow, identity: Identity, costs: Costs) -> bool:
     """Count a request that a block refused or an allow exempted.
 
     Return True if no other request waits to be added to the counters. The caller then starts the threads that read the
     counters.
     """
-    global _snapshot
     account = identity.account
     # Appending needs no lock.
     _decided.append((row.target, row.blocks, account, identity.api_key or identity.user, costs))
-    _snapshot = snapshot
     length = len(_decided)
     if length >= _MAX_DECIDED:
         _add_up()
@@ -87,7 +83,6 @@ def _add_up() -> None:
             (_unsent if has_room else no_room)[subject] += requests
     for (_target, blocked, account, key, costs), requests in no_room.items():
         if blocked:
-            # Do not look for the billing periods of the account. It can need a query, and this thread serves requests.
             owner, counted_key = (account or "").removeprefix("account:"), (key if account else None) or ANONYMOUS_KEY
             process_totals.add("uncounted", owner, counted_key, dict(costs), requests)
             process_totals.start(at_once=True)
@@ -125,14 +120,8 @@ def _refusal_count(account: str | None, key: str | None, costs: Costs, requests:
 
 def _usage(account: str | None, key: str, costs: Costs) -> Usage:
     """Return the usage that Redis counts for blocked requests."""
-    assert _snapshot is not None
-    try:
-        timezone, anchor, kept, periods = _snapshot.billing(account)
-    except (RulesUnavailable, RuntimeError):
-        # The account's billing periods cannot be read now. Denied requests are not billed, so use the default periods.
-        timezone, anchor, kept, periods = _snapshot.billing(None)
     owner = (account or "").removeprefix("account:")
-    return Usage(owner, key, tuple(Meter(name) for name, _cost in costs), periods, timezone, anchor, kept)
+    return Usage(owner, key, tuple(Meter(name) for name, _cost in costs))
 
 
 def _add_totals() -> None:

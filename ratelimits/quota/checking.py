@@ -136,8 +136,8 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
                 shape = RequestShape(identity, scope, method, costs, at_once)
                 by_key = commands.by_key
                 ready = commands.make(shape, chosen)
-                prepared = ready.prepared  # if Redis cannot be asked for a command that saves memory
-                ready = by_key.setdefault(cache_key, sharing.affordable(commands, snapshot, shape, ready))
+                prepared = ready.prepared  # for the failure policies, if Redis cannot be asked what is affordable
+                ready = sharing.affordable(commands, by_key, snapshot, shape, ready, breaker)
             prepared, _costs, fetch, permits, zero_refusal, _decides = ready
             # Redis is not asked before this refusal, so it cannot say that the rules are too old. If this process has
             # edited rules, first read them again.
@@ -215,7 +215,7 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
                 by_key = commands.by_key
                 ready = commands.make(shape, chosen)
                 prepared = ready.prepared
-                ready = by_key.setdefault(cache_key, await sharing.aaffordable(commands, snapshot, shape, ready))
+                ready = await sharing.aaffordable(commands, by_key, snapshot, shape, ready, breaker)
             prepared, _costs, fetch, permits, zero_refusal, _decides = ready
             # Redis is not asked before this refusal, so it cannot say that the rules are too old. If this process has
             # edited rules, first read them again.

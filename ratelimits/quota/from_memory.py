@@ -82,7 +82,7 @@ def by_row(
         return None
     if again and not commands.includes_own_edits and reread(commands):
         return by_row(commands_by(rules.current()), identity, costs, again=False)
-    if access.count(row, snapshot, identity, ONE_ITEM if costs is ONE_REQUEST else tuple(costs.items())):
+    if access.count(row, identity, ONE_ITEM if costs is ONE_REQUEST else tuple(costs.items())):
         sender.start()
         process_totals.start()
     return commands.row_answers.get(row.pk) or _answer_of_row(commands, row)

@@ -25,6 +25,7 @@ from ratelimits.models.keys import address_in, canonical_key, key_name, validate
 from ratelimits.models.status.totals import DAY, newest_days
 from ratelimits.quota.standings import Choice, run_uncounted, standings
 from ratelimits.rules import AppliedRule, Selection, Snapshot
+from ratelimits.rules.selection import plain_key
 
 #: The account of a key is looked for in the usage of this number of days. The last day is today.
 SEEN_DAYS = 3
@@ -140,7 +141,7 @@ def reset(key: str, rule: str, reason: str, *, account: str = "", by: Any = None
 
     def choose(snapshot: Snapshot, identity: Identity) -> Iterable[Selection]:
         for selection in _choose_by_name(rule)(snapshot, identity):
-            keys, name = selection.keys(identity), key_name(key)
+            keys, name = map(plain_key, selection.keys(identity)), key_name(key)
             rules_of_key = tuple(
                 applied for applied, counted_key in zip(selection.rules, keys, strict=True) if counted_key == name
             )

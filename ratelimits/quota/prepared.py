@@ -210,6 +210,10 @@ class PreparedCommand(NamedTuple):
     decides: bool
 
 
+#: Commands by cache key.
+CommandsByKey = dict[tuple[object, ...], PreparedCommand]
+
+
 class PreparedCommands:
     """The prepared commands for one snapshot (the rules at one version). A newer snapshot needs new commands."""
 
@@ -218,7 +222,7 @@ class PreparedCommands:
         #: Whether a rule can let a request wait. True until the rules are known.
         self.waits = snapshot is None or snapshot.waits
         #: The commands by cache key.
-        self.by_key: dict[tuple[object, ...], PreparedCommand] = {}
+        self.by_key: CommandsByKey = {}
         #: How many meters these commands have together. Threads can add to it at the same time: it need not be exact.
         self._meters = 0
         #: The answers of blocks and allows, by the row's id. Answers that depend on the time are not here.
@@ -245,7 +249,7 @@ class PreparedCommands:
         assert self.snapshot is not None
         if prepared.invented:
             memory_watch.address_seen()
-        server, call = current_server(), _call(self.snapshot, selection.version, prepared, shape)
+        server, call = current_server(), _call(selection.version, prepared, shape)
         refusal = refusal_by_zero_capacity(call, clock.now())
         permits = None
         if prepared.undecided:
@@ -317,12 +321,11 @@ def commands_by(snapshot: Snapshot) -> PreparedCommands:
     return commands
 
 
-def _call(snapshot: Snapshot, version: int | None, prepared: Prepared, shape: RequestShape) -> Call:
+def _call(version: int | None, prepared: Prepared, shape: RequestShape) -> Call:
     identity, costs = shape.identity, tuple(shape.costs.values())
-    timezone, anchor, kept, periods = snapshot.billing(identity.account)
     keys = tuple([key_of(identity, kind) for kind in prepared.key_kinds])
     account = identity.account_id
-    usage = Usage(account, usage_key(identity), prepared.meters, periods, timezone, anchor, kept)
+    usage = Usage(account, usage_key(identity), prepared.meters)
     return Call(
         prepared.program,
         keys,

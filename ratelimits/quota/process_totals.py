@@ -1,6 +1,6 @@
 """Count requests in this process. Reports compare these totals with the ledger, which has the usage counted by Redis.
 
-There are eight kinds of totals:
+There are nine kinds of totals:
 
 admitted    requests that Redis admitted, by account. The ledger must contain at least these requests
 unanswered  requests whose reply was lost, by key. It is not known whether the ledger contains them
@@ -10,6 +10,7 @@ uncounted   refused requests that are perhaps not counted as denied, by key (see
 blocked     requests that a block refused, by the key or network of the block
 exempt      requests that an allow exempted, by the key or network of the allow
 unreadable  requests whose user or API key cannot be read, by "user" or "api_key". The status page shows them
+undecided   requests that a failure policy refused, because there was no decision. The status page shows them
 
 A thread writes to the database, every PROCESS_TOTALS_INTERVAL seconds and when the process ends. It writes only the
 totals that have grown. It writes unanswered, unmetered, unreported and uncounted requests at once, so that every report
@@ -31,7 +32,9 @@ from ratelimits.conf import conf
 from ratelimits.engine.call import new_nonce
 from ratelimits.engine.keys import BIN_SECONDS, ledger_name
 
-Kind = Literal["admitted", "unanswered", "unmetered", "unreported", "uncounted", "blocked", "exempt", "unreadable"]
+Kind = Literal[
+    "admitted", "unanswered", "unmetered", "unreported", "uncounted", "blocked", "exempt", "unreadable", "undecided"
+]
 Totals = dict["TotalKey", tuple[int, int]]
 
 #: Each bin (15 minutes) has its own totals. These totals stay in memory for this number of seconds after the
@@ -193,6 +196,13 @@ def unmetered(account: str, key: str, costs: Mapping[str, int]) -> None:
 def unreadable(kind: str) -> None:
     """Count a request whose user or API key cannot be read. `kind` is "user" or "api_key"."""
     add("unreadable", "", kind, {"requests": 1}, 1)
+    if not _background.running:
+        _start()
+
+
+def undecided() -> None:
+    """Count a request that a failure policy refused, because there was no decision."""
+    add("undecided", "", "refused", {"requests": 1}, 1)
     if not _background.running:
         _start()
 

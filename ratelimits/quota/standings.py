@@ -26,7 +26,7 @@ from ratelimits.quota.checking import RELOADS
 from ratelimits.quota.prepared import Prepared, prepare
 from ratelimits.quota.restoring import from_ledger
 from ratelimits.rules import AppliedRule, ExplainedRule, RulesUnavailable, Selection, Snapshot
-from ratelimits.rules.selection import GLOBAL_KEY, key_of
+from ratelimits.rules.selection import GLOBAL_KEY, key_of, plain_key
 
 #: The errors that are raised if the rules cannot be read or Redis cannot be asked.
 UNAVAILABLE = (RulesUnavailable, Unavailable, ResponseError)
@@ -182,7 +182,8 @@ class _LimitQuery:
         standing = self._standings.get(why.rule.name)
         admits_now = standing is not None and standing.allowed
         wait, retry_after = self._waits.get(why.rule.name, (0.0, 0.0 if admits_now else None))
-        return LiveLimit(why, key_of(self._identity, why.rule.key_kind), standing, wait, retry_after)
+        key = plain_key(key_of(self._identity, why.rule.key_kind))
+        return LiveLimit(why, key, standing, wait, retry_after)
 
     def _ask(self) -> None:
         for start in range(0, len(self._rules), _MAX_RULES_PER_CALL):
@@ -211,5 +212,5 @@ def standings(identity: Identity, choose: Choice = billing_rules) -> list[tuple[
     prepared, decision = run_uncounted(identity, choose, Op.PEEK)
     if decision is None:
         return []
-    keys = [key_of(identity, rule.key_kind) for rule in prepared.rules]
+    keys = [plain_key(key_of(identity, rule.key_kind)) for rule in prepared.rules]
     return list(zip(prepared.rules, keys, decision.standings, strict=True))

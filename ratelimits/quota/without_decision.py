@@ -73,6 +73,7 @@ def _answer(
 ) -> Answer:
     refused = any(rule.refuses and costs[rule.meter] > 0 for rule in unreadable)
     if refused or "deny" in policies:
+        process_totals.undecided()
         return Answer(False, prepared=prepared, retry_after=_RETRY_AFTER, unavailable=True)
     retry_after = local.charge(_local_limits(applied, identity, costs))
     if retry_after != 0:  # 0: no rule with the policy "local" refuses

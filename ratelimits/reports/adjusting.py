@@ -6,7 +6,6 @@ is set, a new adjustment counts only after another person has approved it.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,8 +13,7 @@ from django.db.models import QuerySet
 
 from ratelimits import moments
 from ratelimits.conf.setting_rules import MAX_COST
-from ratelimits.models import Adjustment, Report
-from ratelimits.models.ledger import moment
+from ratelimits.models import Adjustment
 from ratelimits.reports.periods import SECOND
 
 
@@ -44,22 +42,6 @@ def check_sizes(adjustments: Iterable[Adjustment]) -> None:
                 f"adjustment {adjustment.reference} has {adjustment.quantity:,} units, but at most {MAX_COST:,} are"
                 " allowed"
             )
-
-
-def of_open_periods(using: str, start: int, end: int, **filters: Any) -> dict[tuple[str, int], list[Adjustment]]:
-    """Return those adjustments from `unreported` whose period has no report.
-
-    The periods start at `start` or later, and before `end` (both µs since 1970 UTC). Each key of the result is an
-    account and the start of a period (s since 1970 UTC).
-    """
-    by_period: dict[tuple[str, int], list[Adjustment]] = defaultdict(list)
-    for adjustment in unreported(using, **filters, period_start__gte=moment(start), period_start__lt=moment(end)):
-        by_period[adjustment.account, start_of(adjustment) // SECOND].append(adjustment)
-    reports = Report.objects.using(using).filter(account__in={account for account, _start in by_period})
-    closed = reports.filter(period_start__gte=start, period_start__lt=end).values_list("account", "period_start")
-    for account, period_start in closed:
-        by_period.pop((account, period_start // SECOND), None)
-    return dict(sorted(by_period.items()))
 
 
 class NotDecidedError(ValueError):

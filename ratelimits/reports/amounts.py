@@ -53,16 +53,6 @@ def prices_of(record: RecordedPrices) -> dict[str, Price]:
     return {meter: Price.from_record(price) for meter, price in record["meters"].items()}
 
 
-def billing_period_of(report: Report, period: str) -> str:
-    """Return the billing period whose prices apply to usage that was counted under `period`.
-
-    `period` and the result are starts of periods (s since 1970 UTC, as text). They differ only if Redis counted usage
-    in periods that overlap, after the account's anchor or time zone was edited. Such periods are priced as one.
-    """
-    billing_period: str = report.prices.get("members", {}).get(period, period)
-    return billing_period
-
-
 def reports_that_share_prices(
     using: str, reports_of_account: Sequence[Report], account: str, other_names: Sequence[str]
 ) -> list[Report]:
@@ -116,7 +106,7 @@ class Totals:
 
     def add_units(self, period: str, meter: str, included: int, overage: int) -> None:
         """Add units to the period that starts at `period` (s since 1970 UTC, as text)."""
-        key = billing_period_of(self._report, period), meter
+        key = period, meter
         self._added[key] = self._added.get(key, NO_UNITS).plus(Units(included + overage, overage))
 
     def amounts(self) -> dict[str, Any]:

@@ -15,24 +15,25 @@ from django.db import connections
 from django.db.models import Max, Min, Q
 from django.db.models.functions import Collate
 
+from ratelimits.algorithms.billing_periods import DatedTimeline, Period
 from ratelimits.conf import conf
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.models import Adjustment, Line, Report, ReportLine
 from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.reports.lost_replies import KeyAndMeter
-from ratelimits.reports.periods import SECOND
+from ratelimits.reports.periods import SECOND, in_spans
 from ratelimits.reports.rows import ADJUSTMENT, CORRECTION, USAGE, line_id, report_id
 from ratelimits.reports.terms import RuleBook
 
 #: Columns by which ledger lines are sorted and grouped. Each group becomes one report line.
-GROUP = ("account", "period", "meter", "key", "rule", "version")
+GROUP = ("account", "meter", "key", "rule", "version")
 #: Columns that are summed up in each group.
 SUMS = ("admitted_requests", "admitted_units", "denied_requests", "refunded_units")
 #: Maximum number of rows that are read or written at once.
 CHUNK = 2000
 
-#: A group of ledger lines: its columns and sums, by name (see `grouped`). `Limits.of` adds "limit", and
-#: `with_billing_starts` adds "billing_start".
+#: A group of ledger lines: its columns and sums, by name (see `grouped`). `of_period` adds "period", the start of the
+#: billing period (s since 1970 UTC), and `Limits.of` adds "limit".
 Group = dict[str, Any]
 
 
@@ -43,7 +44,7 @@ def in_order(using: str, *names: str) -> list[Any]:
     """
     if connections[using].vendor != "postgresql":
         return list(names)
-    return [Collate(name, "C") if name in ("account", "meter", "key") else name for name in names]
+    return [Collate(name, "C") if name in ("account", "identifier", "meter", "key") else name for name in names]
 
 
 #: The condition for lines with usage. Other lines only record what a rule in shadow mode would have refused.
@@ -139,15 +140,14 @@ def unit_of(meter: str) -> str:
 
 
 def allowance_with_reported_units(
-    using: str, account: str, periods: Iterable[int], included: Mapping[str, int], before: int | None = None
+    using: str, account: str, start: int, included: Mapping[str, int], before: int | None = None
 ) -> Allowance:
     """Return the allowance of a billing period, with the units that the period's reports have already used.
 
-    `periods` are the starts (µs since 1970 UTC) of the counted periods that belong to the billing period. If
-    `before` is not None, only reports with a smaller primary key are used.
+    `start` is the start of the period (µs since 1970 UTC). If `before` is not None, only reports with a smaller primary
+    key are used.
     """
-    lines = ReportLine.objects.using(using).filter(report__account=account)
-    lines = lines.filter(usage_period__in=sorted(start // SECOND for start in periods))
+    lines = ReportLine.objects.using(using).filter(report__account=account, usage_period=start // SECOND)
     if before is not None:
         lines = lines.filter(report__lt=before)
     sums = list(
@@ -156,9 +156,14 @@ def allowance_with_reported_units(
     return Allowance(included, {name: used for name, used, _over in sums}, {name: over for name, _used, over in sums})
 
 
-def with_billing_starts(groups: Iterable[Group], billing_starts: Mapping[int, int]) -> Iterator[Group]:
-    """Add `billing_start` to each group: the start (µs) of the billing period that the group belongs to."""
-    return ({**group, "billing_start": billing_starts[group["period"] * SECOND]} for group in groups)
+def of_text(account: str, period: Period, timeline: DatedTimeline) -> Q:
+    """Return the condition for an account's ledger lines of one of its billing periods."""
+    return Q(account=account) & in_spans(timeline.spans(period.start, period.end))
+
+
+def of_period(groups: Iterable[Group], start: int) -> Iterator[Group]:
+    """Add `period` to each group: all of them belong to the period that starts at `start` (µs since 1970 UTC)."""
+    return ({**group, "period": start // SECOND} for group in groups)
 
 
 def usage_lines(
@@ -193,7 +198,7 @@ def gap_line(report: Report) -> ReportLine:
 def _with_line_id(line: ReportLine, *subject: str) -> ReportLine:
     """Set the `line_id` of a line and return the line. A line of the second or a later version becomes a correction."""
     report = line.report
-    name = report_id(report.account, report.period_start)
+    name = report_id(report.customer_id, report.period_start)
     line.line_id = line_id(name, *subject)
     if report.version > 1:
         line.corrects_line_id, line.charge_class = line.line_id, CORRECTION
@@ -229,14 +234,14 @@ def _plain_line(report: Report, own_id: str = "", key: str = "", meter: str = ""
 
 def unused_line(report: Report) -> ReportLine:
     """Return the line of an account without usage: all quantities are 0, and key, meter and rule are empty."""
-    line = _plain_line(report, line_id(report_id(report.account, report.period_start), USAGE, "unused"))
+    line = _plain_line(report, line_id(report_id(report.customer_id, report.period_start), USAGE, "unused"))
     line.number = 1
     return line
 
 
 def adjustment_line(report: Report, adjustment: Adjustment, allowance: Allowance) -> ReportLine:
     """Return the line of an adjustment, and add the adjustment's units to the allowance."""
-    own_id = line_id(report_id(report.account, report.period_start), ADJUSTMENT, str(adjustment.reference))
+    own_id = line_id(report_id(report.customer_id, report.period_start), ADJUSTMENT, str(adjustment.reference))
     line = _plain_line(report, own_id, adjustment.key, adjustment.meter)
     line.charge_category = ADJUSTMENT
     line.charge_class = CORRECTION if report.version > 1 else ""
@@ -261,19 +266,16 @@ def usage_line(
     """
     rule = rules.of(group["rule"], group["version"])
     billable = group["admitted_units"] - group["refunded_units"]
-    start, billing_start = group["period"] * SECOND, group["billing_start"]
-    included, overage = allowances[billing_start].split(group["meter"], billable)
+    start = group["period"] * SECOND
+    included, overage = allowances[start].split(group["meter"], billable)
     subject = (group["meter"], group["key"], group["rule"], group["version"])
-    is_correction = report.version > 1 or billing_start != report.period_start
-    name = report_id(report.account, report.period_start)
-    # If several counted periods are one billing period, the lines of two counted periods must not have the same id.
-    usage_subject = subject if start == billing_start else (*subject, start)
+    is_correction = report.version > 1 or start != report.period_start
+    name = report_id(report.customer_id, report.period_start)
     if is_correction:
         own_id = make_id(name, report.version, CORRECTION, start, *subject)
-        corrected = make_id(report_id(report.account, billing_start), USAGE, *usage_subject)
+        corrected = make_id(report_id(report.customer_id, start), USAGE, *subject)
     else:
-        own_id, corrected = make_id(name, USAGE, *usage_subject), ""
-    end = (group["last_bin"] + BIN_SECONDS) * SECOND
+        own_id, corrected = make_id(name, USAGE, *subject), ""
     return ReportLine(
         report=report,
         number=number,
@@ -284,8 +286,8 @@ def usage_line(
         charge_category=USAGE,
         charge_class=CORRECTION if is_correction else "",
         corrects_line_id=corrected,
-        charge_period_start=max(group["first_bin"] * SECOND, start),
-        charge_period_end=min(end, report.period_end),
+        charge_period_start=group["first_bin"] * SECOND,
+        charge_period_end=(group["last_bin"] + BIN_SECONDS) * SECOND,
         consumed_quantity=group["admitted_units"],
         included_quantity=included,
         overage_quantity=overage,
@@ -295,7 +297,7 @@ def usage_line(
         limit=group["limit"],
         rule=rule.name,
         rule_version=group["version"],
-        plan=report.plan if (plan := allowances[billing_start].plan) is None else plan,
+        plan=report.plan if (plan := allowances[start].plan) is None else plan,
         batch_range=batch_range(group),
         usage_period=group["period"],
         rule_id=group["rule"],

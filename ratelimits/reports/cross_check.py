@@ -7,14 +7,19 @@ period are not compared, see `Comparison.edge`.)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from django.db.models import Q, Sum
+from django.db.models import Sum
 
+from ratelimits.algorithms.billing_periods import Span
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.models import PeriodUsage, ProcessTotal
-from ratelimits.reports.periods import SECOND
+from ratelimits.models.periods import timelines
+from ratelimits.reports.periods import SECOND, in_spans
+
+#: Length of a bin of usage, in µs.
+_BIN = BIN_SECONDS * SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +49,25 @@ class Comparison:
 def compare(using: str, account: str, start: int, end: int) -> list[Comparison]:
     """Return a comparison for each meter, in an account's billing period from `start` to `end` (µs since 1970 UTC)."""
     usage = PeriodUsage.objects.using(using).filter(account=account)
-    return compare_all(using, {account: usage}, start, end)[account]
+    spans = timelines(using, [account])[account].spans(start, end)
+    return compare_all(using, {account: usage}, start, spans)[account]
 
 
 def compare_all(
-    using: str, usage: Mapping[str, Iterable[PeriodUsage]], start: int, end: int
+    using: str, usage: Mapping[str, Iterable[PeriodUsage]], start: int, spans: Collection[Span]
 ) -> dict[str, list[Comparison]]:
-    """Return the comparisons for several accounts whose billing periods have the same start and end (µs).
+    """Return the comparisons for several accounts with a billing period from `start` on (µs since 1970 UTC).
 
-    `usage` has the usage totals of each account.
+    `usage` has the usage totals of each account. `spans` are the spans whose usage belongs to the period, usually one
+    from its start to its end (see `DatedTimeline.spans`).
     """
-    start, end = start // SECOND, end // SECOND
     accounts = list(usage)
-    ledger = {account: _requests(rows, start, end) for account, rows in usage.items()}
-    rows = ProcessTotal.objects.using(using).filter(account__in=accounts, bin__gte=start, bin__lt=end)
+    ledger = {account: _requests(rows, start // SECOND) for account, rows in usage.items()}
+    rows = ProcessTotal.objects.using(using).filter(in_spans(spans), account__in=accounts)
     # Requests of these kinds were not admitted by a limit, so the admitted requests in the ledger do not contain them.
-    rows = rows.exclude(kind__in=("blocked", "exempt", "uncounted", "unreadable"))
-    # The bins that begin in the first quarter of an hour of the period, and the bins that end in its last quarter of an
-    # hour or later.
-    at_edge = Q(bin__lt=start + BIN_SECONDS) | Q(bin__gt=end - 2 * BIN_SECONDS)
+    rows = rows.exclude(kind__in=("blocked", "exempt", "uncounted", "unreadable", "undecided"))
+    # The bins that begin in the first quarter of an hour of a span, and the bins that end in its last quarter or later.
+    at_edge = in_spans(edge for start, end in spans for edge in ((start, start + _BIN), (end - 2 * _BIN + SECOND, end)))
     sums = rows.values_list("account", "meter", "kind").order_by()
     # For each account, by meter and kind: the number of requests, and the part of this number at the edge.
     totals: dict[str, dict[tuple[str, str], tuple[int, int]]] = {account: {} for account in accounts}
@@ -73,12 +78,11 @@ def compare_all(
     return {account: list(_compared(ledger[account], totals[account])) for account in accounts}
 
 
-def _requests(usage: Iterable[PeriodUsage], start: int, end: int) -> Counter[str]:
-    """Return how many requests the ledger has in a billing period, by meter; moments are s since 1970 UTC."""
+def _requests(usage: Iterable[PeriodUsage], start: int) -> Counter[str]:
+    """Return how many requests the ledger has in a billing period, by meter. `start` is in s since 1970 UTC."""
     requests: Counter[str] = Counter()
     for row in usage:
-        # Include rows whose period only overlaps the billing period: periods that overlap can be billed as one.
-        if row.period < end and (row.period >= start or (row.period_end or 0) > start):
+        if row.period == start:
             requests[row.meter] += row.admitted_requests
     return requests
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, pairwise
 
+from ratelimits.algorithms.billing_periods import Timeline
 from ratelimits.conf import conf
-from ratelimits.reports.periods import period_at
 from ratelimits.reports.terms import AccountTerms, Terms
 from ratelimits.reports.terms.account_book import Records
 
@@ -174,7 +174,7 @@ def _month_length(terms: Iterable[tuple[str, str]], start: int, end: int) -> int
 
     Each of the `terms` is a time zone and an anchor day.
     """
-    months = [period_at(timezone, anchor, end - 1) for timezone, anchor in terms]
+    months = [Timeline(timezone, anchor).at(end - 1) for timezone, anchor in terms]
     if any((month.start, month.end) == (start, end) for month in months):
         return end - start
     # The period is only a part of a month, because the terms changed. Prefer a month that ends when the period ends.

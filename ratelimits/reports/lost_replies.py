@@ -10,6 +10,7 @@ from collections.abc import Collection
 
 from django.db.models import Sum
 
+from ratelimits.algorithms.billing_periods import Span
 from ratelimits.models import ProcessTotal
 from ratelimits.reports.periods import SECOND
 
@@ -34,10 +35,13 @@ class LostReplies:
         for name, *rest in sums.iterator():
             self._rows.setdefault(name, []).append(tuple(rest))
 
-    def of(self, account: str, start: int, end: int) -> Counter[KeyAndMeter]:
-        """Return how many replies of an account were lost in a billing period, by key and meter."""
+    def of(self, account: str, spans: Collection[Span]) -> Counter[KeyAndMeter]:
+        """Return how many replies of an account were lost in a billing period, by key and meter.
+
+        `spans` are the spans whose usage belongs to the period (see `DatedTimeline.spans`).
+        """
         counts: Counter[KeyAndMeter] = Counter()
         for bin_, key, meter, requests in self._rows.get(account, ()):
-            if start <= bin_ * SECOND < end:
+            if any(start <= bin_ * SECOND < end for start, end in spans):
                 counts[key, meter] += requests
         return counts

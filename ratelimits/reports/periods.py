@@ -1,4 +1,4 @@
-"""Calculate billing periods: calendar months in an account's time zone, or months that start at its anchor day.
+"""Calculate with months and moments.
 
 Moments are µs since 1970 UTC. A period includes its start and excludes its end.
 """
@@ -6,46 +6,22 @@ Moments are µs since 1970 UTC. A period includes its start and excludes its end
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta, tzinfo
-from functools import lru_cache
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache, reduce
+from operator import or_
+
+from django.db.models import Q
 
 from ratelimits.algorithms import calendar
-from ratelimits.algorithms.billing_periods import Span, period_name, periods_around
+from ratelimits.algorithms.billing_periods import Span, month_of, zone_or_utc
 
 SECOND = 1_000_000
-#: Maximum length of a billing period (µs): two months of 31 days and two more days.
-MAX_LENGTH = 64 * 86_400 * SECOND
+#: Maximum length of a billing period (µs): a month of 31 days, two more days at each end, and a change of the clocks.
+MAX_LENGTH = 36 * 86_400 * SECOND
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Matches a month like "2026-11": its year and its number.
 _MONTH = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Period:
-    """One billing period of one account; start and end in µs since 1970 UTC."""
-
-    start: int
-    end: int
-    timezone: str
-
-    @property
-    def label(self) -> str:
-        """Return the month of the period's last moment, like "2026-11", by the calendar of the period's time zone.
-
-        A period belongs to the file, the manifest and the filter of this month. So each period of a month is over when
-        the month is over in the westernmost time zone.
-        """
-        return month_of(self.end - 1, self.timezone)
-
-    @property
-    def name(self) -> str:
-        """Return the name of the period for people, such as "2026-11" or "2026-02 (from 2026-01-31)"."""
-        return period_name(self.label, self.start, self.timezone)
-
-    def local_end(self) -> str:
-        """Return the end of the period as a local time of its time zone, such as "2026-02-01 00:00"."""
-        return f"{moment(self.end).astimezone(_zone(self.timezone)):%Y-%m-%d %H:%M}"
 
 
 def _first_days(month: str) -> tuple[datetime, datetime]:
@@ -86,16 +62,8 @@ def month_in(month: str, timezone: str) -> tuple[int, int]:
 
     Raise ValueError if the text is not a month.
     """
-    first, following = (day.replace(tzinfo=_zone(timezone)) for day in _first_days(month))
+    first, following = (day.replace(tzinfo=zone_or_utc(timezone)) for day in _first_days(month))
     return calendar.instant(first), calendar.instant(following)
-
-
-def _zone(timezone: str) -> tzinfo:
-    """Return a time zone by its name; UTC if it no longer exists."""
-    try:
-        return calendar.zone(timezone)
-    except ValueError:
-        return UTC
 
 
 def checked_month(month: str) -> str:
@@ -107,26 +75,6 @@ def checked_month(month: str) -> str:
 def utc_month_start(at: int) -> int:
     """Return the start (µs) of the month in UTC that contains a moment."""
     return month_in(month_of(at, "UTC"), "UTC")[0]
-
-
-def month_of(at: int, timezone: str) -> str:
-    """Return the month, like "2026-11", of a moment in a time zone; in UTC if the zone no longer exists."""
-    return f"{moment(at).astimezone(_zone(timezone)):%Y-%m}"
-
-
-def period_at(timezone: str, anchor: str | None, at: int, kept: Span | None = None) -> Period:
-    """Return the billing period that contains the moment `at`. `kept` is the account's kept period, if it has one."""
-    _previous, start, end, _next = periods_around(timezone, anchor or None, kept, at)
-    return Period(start, end, timezone)
-
-
-def period_from(timezone: str, anchor: str | None, start: int, kept: Span | None = None) -> Period:
-    """Return the counted period that starts at `start`: usage was counted under this period.
-
-    Its end is calculated from `timezone` and `anchor`, even if Redis counted the usage under another time zone or
-    another anchor.
-    """
-    return Period(start, period_at(timezone, anchor, start, kept).end, timezone)
 
 
 def moment(microseconds: int) -> datetime:
@@ -142,3 +90,14 @@ def moment(microseconds: int) -> datetime:
 def iso(microseconds: int) -> str:
     """Return a moment as text in ISO 8601, in UTC. Microseconds are written only if they are not 0."""
     return moment(microseconds).isoformat().replace("+00:00", "Z")
+
+
+def within(start: int, end: int) -> Q:
+    """Return the condition for the ledger lines of a billing period from `start` to `end` (µs since 1970 UTC)."""
+    return Q(bin__gte=start // SECOND, bin__lt=end // SECOND)
+
+
+def in_spans(spans: Iterable[Span]) -> Q:
+    """Return the condition for the rows, such as ledger lines, whose bin is in one of these spans."""
+    no_rows = Q(pk__in=())  # the result if there is no span
+    return reduce(or_, (within(*span) for span in spans), no_rows)

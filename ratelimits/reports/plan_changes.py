@@ -12,12 +12,13 @@ from time import time_ns
 
 from django.db.models import Q
 
+from ratelimits.algorithms.billing_periods import Period, Timeline
 from ratelimits.models import Account
 from ratelimits.models.history import because
 from ratelimits.models.ledger import moment
+from ratelimits.models.periods import timelines
 from ratelimits.models.versions import editing
-from ratelimits.reports.periods import SECOND, Period, period_at
-from ratelimits.reports.terms import TermsBook
+from ratelimits.reports.periods import SECOND
 
 
 def schedule(account: Account, now: int | None = None) -> None:
@@ -33,11 +34,12 @@ def schedule(account: Account, now: int | None = None) -> None:
 
 def _present_period(account: Account, now: int) -> Period:
     using = account._state.db or Account.objects.db
-    kept = TermsBook(using).of([account.identifier])[account.identifier].kept
-    try:
-        return period_at(account.timezone, account.billing_anchor or None, now, kept)
-    except ValueError:  # The account's time zone no longer exists.
-        return period_at("UTC", None, now, kept)
+    present = timelines(using, [account.identifier])[account.identifier].newest
+    # The row is not saved yet, so its terms are perhaps new. Then the present period is frozen when it is saved.
+    before, after = present.at(now), Timeline(account.timezone, account.billing_anchor, present.frozen)
+    if present.frozen and not present.is_frozen(before):
+        after.freeze(before)
+    return after.at(now)
 
 
 def apply_due(using: str, now: int | None = None) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ratelimits.algorithms.billing_periods import Period
 from ratelimits.models import PeriodUsage
+from ratelimits.models.customers import customers_now
 from ratelimits.models.ledger.sums import ExactSum
-from ratelimits.reports.periods import SECOND, Period
+from ratelimits.reports.periods import SECOND
 from ratelimits.reports.terms import Terms
 
 
@@ -30,12 +32,12 @@ class MeterUse:
 
 
 def present_usage(using: str, account: str, terms: Terms, now: int) -> tuple[Period, list[MeterUse]]:
-    """Return the account's billing period at `now` (µs since 1970 UTC), and its usage of each meter.
+    """Return the account's billing period at `now` (µs since 1970 UTC), and its customer's usage of each meter.
 
     The numbers come from the totals of the ledger's lines. Perhaps the newest usage is not in these totals yet.
     """
-    period = terms.period(now)
-    rows = PeriodUsage.objects.using(using).filter(account=account, period=period.start // SECOND)
+    period, customers = terms.period(now), customers_now(using, [account])
+    rows = PeriodUsage.objects.using(using).filter(customer__in=customers, period=period.start // SECOND)
     sums = rows.values_list("meter").order_by().annotate(ExactSum("admitted_units"), ExactSum("refunded_units"))
     used = {meter: admitted - refunded for meter, admitted, refunded in sums}
     meters = sorted(used.keys() | terms.included.keys())

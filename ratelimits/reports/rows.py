@@ -10,9 +10,7 @@ from functools import cache, lru_cache
 from operator import attrgetter, itemgetter
 from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple, cast, get_type_hints
-from urllib.parse import quote
 
-from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.pricing.prices import PricedPart
 from ratelimits.reports.columns import NUMBERS, Column, ColumnKind, count, decimal, moment, quantity, text, version
 from ratelimits.reports.periods import iso
@@ -28,7 +26,7 @@ CORRECTION = "correction"
 
 
 def _report_id(report: Any, _status: str) -> str:
-    return report_id(report.account, report.period_start)
+    return report_id(report.customer_id, report.period_start)
 
 
 def _status(_report: Any, status: str) -> str:
@@ -51,7 +49,7 @@ class Row(NamedTuple):
     report_id: Annotated[
         str,
         text(
-            "The account and the start of its billing period; the same in every version and every database.",
+            "The customer's token and the start of its billing period; the same in every version of the report.",
             from_report=_report_id,
             width=34,
         ),
@@ -75,7 +73,7 @@ class Row(NamedTuple):
     line_id: Annotated[
         str,
         text(
-            "The line's name, the same in every export and every database. Billing systems use it as idempotency key.",
+            "The line's name, the same in every export. Billing systems use it as idempotency key.",
             width=35,
             schema={"$ref": "#/$defs/line_id"},
         ),
@@ -307,19 +305,19 @@ class RowMaker:
 
 
 @lru_cache(maxsize=4096)
-def report_id(account: str, start: int) -> str:
-    """Return the name of the account's report for the period that starts at `start` (µs since 1970 UTC).
+def report_id(token: str, start: int) -> str:
+    """Return the name of a customer's report for the period that starts at `start` (µs since 1970 UTC).
 
-    The name is the same in every database.
+    The name begins with the customer's token, so it says nothing about who the customer is, and never changes.
     """
     compact = iso(start).replace("-", "").replace(":", "")
-    return f"{quote(account, safe='') or ANONYMOUS}.{compact}"
+    return f"{token}.{compact}"
 
 
 def line_id(report: str, *subject: str | int) -> str:
     """Return the name of a line, made from the name of its report and from its subject.
 
-    The name is the same in every database, so that a receiver recognises a line that it already has.
+    The name never changes, so that a receiver recognises a line that it already has.
     """
     parts = [report, *map(str, subject)]
     if not any("\n" in part for part in parts):

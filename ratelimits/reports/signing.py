@@ -100,7 +100,7 @@ def own_columns(report: Report) -> list[Any]:
         # Earlier versions of this app had no prices. A report without prices must keep the digest that those versions
         # gave it.
         "ratelimits report 2" if report.prices else "ratelimits report 1",
-        report_id(report.account, report.period_start),
+        report_id(report.customer_id, report.period_start),
         report.version,
         report.period_start,
         report.period_end,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
+from ratelimits.algorithms.billing_periods import PeriodTerms
 from ratelimits.algorithms.limits import Mode
 from ratelimits.conf import conf
 from ratelimits.models.keys import COUNTED
@@ -14,9 +16,13 @@ from ratelimits.rules.selection import GLOBAL_KEY, AppliedRule, UnreadableRule
 
 #: The properties of an identity on which its rules depend. The items are: a bit for each kind of key that it has; the
 #: plan of its key; the plan of its account; the moment when a row about one of its keys last changed, or 0 if this was
-#: longer ago than RECENT (in facts.py); the overrides of its keys; the groups of its user that are named by a rule; and
-#: the digests of the sources of its view keys. A plan is given by its id; 0 means no plan.
-Properties = tuple[int, int, int, int, tuple[OverrideRow, ...], frozenset[str], tuple[str, ...]]
+#: longer ago than RECENT (in facts.py); the overrides of its keys; the groups of its user that are named by a rule; the
+#: digests of the sources of its view keys; the terms of its account's billing periods, or None if no rule follows them;
+#: and the number of its account's customer in the names of limits (see `Name.counter`). A plan is given by its id; 0
+#: means no plan.
+Properties = tuple[
+    int, int, int, int, tuple[OverrideRow, ...], frozenset[str], tuple[str, ...], PeriodTerms | None, int
+]
 _NO_GROUPS: frozenset[str] = frozenset()
 
 
@@ -62,7 +68,7 @@ class Chooser:
                 continue
             if kind is None and row.key_kind in COUNTED:  # See `chosen`.
                 continue
-            rule = self._apply(row, kind or GLOBAL_KEY, overrides=[], deletions=[], changed_at=0)
+            rule = self._apply(row, kind or GLOBAL_KEY, overrides=[], deletions=[], changed_at=0, terms=None)
             if rule is not None:
                 found.append(rule)
         return found
@@ -75,7 +81,7 @@ class Chooser:
         Yield only one rule for each name: the rule of the key's plan (rank 2). If there is none, yield the rule of the
         account's plan (rank 1). If there is none either, yield the default rule, which belongs to no plan (rank 0).
         """
-        present, key_plan, account_plan, changed_at, overrides, groups, sources = properties
+        present, key_plan, account_plan, changed_at, overrides, groups, sources, terms, counter = properties
         plans = (0, account_plan, key_plan)  # by rank
         chosen: dict[str, tuple[int, RuleRow]] = {}
         for rank, plan in enumerate(plans):
@@ -103,10 +109,19 @@ class Chooser:
             deleted_at = self._rows.deleted_at
             higher_plans = [plan for plan in plans[rank + 1 :] if plan]
             deletions = [deleted_at[plan, name] for plan in (row.plan, *higher_plans) if (plan, name) in deleted_at]
-            yield rank, row, self._apply(row, kind or GLOBAL_KEY, of_rule, deletions, changed_at), of_rule
+            applied = self._apply(row, kind or GLOBAL_KEY, of_rule, deletions, changed_at, terms)
+            if counter and kind == "account" and isinstance(applied, AppliedRule):
+                applied = replace(applied, key_kind=f"account/{counter}")
+            yield rank, row, applied, of_rule
 
     def _apply(
-        self, row: RuleRow, kind: str, overrides: list[OverrideRow], deletions: list[tuple[int, int]], changed_at: int
+        self,
+        row: RuleRow,
+        kind: str,
+        overrides: list[OverrideRow],
+        deletions: list[tuple[int, int]],
+        changed_at: int,
+        terms: PeriodTerms | None,
     ) -> AppliedRule | UnreadableRule | None:
         """Return the rule with the numbers and the mode of its overrides; None if the rule is off.
 
@@ -126,6 +141,8 @@ class Chooser:
                     f"Overrides {pks} of {row.name} are not valid: {error}. The rule's failure policy decides"
                 )
             return None if mode == "shadow" else UnreadableRule(row.name, row.pk, row.meter, on_failure)
+        if terms is not None:
+            algorithm = algorithm.in_periods_of(terms)
         now = self._clock()
         span = algorithm.valid_span(now)
         if span is not None:

@@ -11,7 +11,7 @@ from ratelimits.models.rules import Rule
 from ratelimits.rules import groups
 from ratelimits.rules.query_thread import RulesUnavailable
 from ratelimits.rules.rows import rule_row
-from ratelimits.rules.selection import AppliedRule
+from ratelimits.rules.selection import AppliedRule, plain_key
 from ratelimits.rules.snapshot import MissingRows, Snapshot
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class EditedRule:
         selection = self._snapshot.select(scope, method, identity)
         for rule, key in zip(selection.rules, selection.keys(identity), strict=True):
             if rule.rule == self._pk:
-                return rule, key
+                return rule, plain_key(key)
         return None
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import NamedTuple
 
-from ratelimits.algorithms.billing_periods import Span
-from ratelimits.rules.keyed import NEVER, AccountRow, KeyRows, OverrideRow
+from ratelimits.algorithms.billing_periods import Frozen
+from ratelimits.rules.keyed import NEVER, AccountRow, KeyRows, MovedAccount, OverrideRow
 
 #: After a change of a key's plan or overrides, the stored states of its limits are converted to the new parameters. For
 #: this, the limits need the moment of the change. But keys share a Selection only if they have the same moment. So a
@@ -19,14 +19,16 @@ class KeyFacts(NamedTuple):
 
     changed_at  when the plan, the account or an override last changed, in µs since 1970 UTC; 0 if this is longer ago
                 than RECENT
-    kept        the kept period of an account; None if the account has none, or if the key is not an account
+    frozen      of an account, the periods `frozen` of PeriodTerms
+    moved       the present name of an account whose text was given to another customer
     """
 
     plan: int
     account: AccountRow | None
     overrides: tuple[OverrideRow, ...]
     changed_at: int
-    kept: Span | None
+    frozen: Frozen
+    moved: MovedAccount | None
 
 
 class Facts:
@@ -59,9 +61,10 @@ class Facts:
         memberships = rows.memberships.get(key, ())
         accounts = rows.accounts.get(key, ())
         has_rows = overrides or memberships or accounts
-        if not has_rows and key not in rows.deleted_at and key not in rows.kept:
+        if not has_rows and key not in rows.deleted_at and not rows.frozen.get(key) and key not in rows.moved:
             return None
-        changes = [rows.deleted_at.get(key, 0), *(account.edited_at for account in accounts)]
+        # An account that was given to another customer counts as edited at the next quarter of an hour.
+        changes = [rows.deleted_at.get(key, 0), *(min(account.edited_at, now) for account in accounts)]
         times = [(row.edited_at, row.valid_from, row.valid_until) for row in overrides]
         times += [(row.edited_at, row.valid_from, row.valid_until) for row in memberships]
         # The limits of the key also changed when the validity of a row began or ended.
@@ -79,5 +82,6 @@ class Facts:
             accounts[0] if accounts else None,
             tuple(in_force.values()),
             newest if newest > now - RECENT else 0,
-            rows.kept.get(key),
+            rows.frozen.get(key, ()),
+            rows.moved.get(key),
         )

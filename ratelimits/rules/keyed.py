@@ -13,14 +13,17 @@ from datetime import datetime
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
-from django.db.models import Max
+from django.db.models import Max, Q
 
-from ratelimits.algorithms.billing_periods import Span
+from ratelimits.algorithms.billing_periods import Frozen
 from ratelimits.algorithms.calendar import instant
+from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.engine.clock import clock
 from ratelimits.models.accounts import Account, PlanMembership
-from ratelimits.models.kept import KeptPeriod
+from ratelimits.models.customers import Name
 from ratelimits.models.keys import key_name
 from ratelimits.models.overrides import KeyOverride
+from ratelimits.models.periods import last_frozen
 from ratelimits.models.versions import Tombstone
 
 #: A moment so late that it never comes, in µs.
@@ -77,6 +80,17 @@ class AccountRow(NamedTuple):
     edited_at: int
 
 
+class MovedAccount(NamedTuple):
+    """The present name of a text that was given to another customer.
+
+    counter  the number in the names of its limits in Redis (see `Name.counter`)
+    since    the start of its customer's usage, in µs since 1970 UTC
+    """
+
+    counter: int
+    since: int
+
+
 Row = TypeVar("Row", bound=OverrideRow | MembershipRow | AccountRow)
 _T = TypeVar("_T", bound=Hashable)
 
@@ -86,20 +100,27 @@ class KeyRows:
     """The rows about the keys of one shard, by the key's name (see `key_name`). The newest row of a key is the first.
 
     deleted_at  the moment at which a row about the key was last deleted, in µs since 1970 UTC
-    kept        the kept period of each account that has one
+    frozen      for accounts, the periods `frozen` of PeriodTerms
     edges       the moments at which the validity of a row begins or ends, in order
+    moved       the present name of each account whose text was given to another customer
     """
 
     overrides: Mapping[str, tuple[OverrideRow, ...]] = field(default_factory=dict)
     memberships: Mapping[str, tuple[MembershipRow, ...]] = field(default_factory=dict)
     accounts: Mapping[str, tuple[AccountRow, ...]] = field(default_factory=dict)
     deleted_at: Mapping[str, int] = field(default_factory=dict)
-    kept: Mapping[str, Span] = field(default_factory=dict)
+    frozen: Mapping[str, Frozen] = field(default_factory=dict)
     edges: tuple[int, ...] = ()
+    moved: Mapping[str, MovedAccount] = field(default_factory=dict)
 
 
-def read(using: str, shards: Collection[int], above: int | None = None) -> dict[int, KeyRows]:
-    """Return the rows about the keys of these shards, by shard. With `above`, return only rows with a newer version."""
+def read(
+    using: str, shards: Collection[int], above: int | None = None, tombstones: Iterable[Tombstone] = ()
+) -> dict[int, KeyRows]:
+    """Return the rows about the keys of these shards, by shard.
+
+    With `above`, return only rows with a newer version. `tombstones` are those of newer versions.
+    """
     wanted: dict[str, Any] = {"shard__in": shards} | ({} if above is None else {"version__gt": above})
     stored: dict[Any, Any] = {}
 
@@ -138,15 +159,20 @@ def read(using: str, shards: Collection[int], above: int | None = None) -> dict[
         _put(accounts, shard, f"account:{identifier}", account)
     deleted_at: dict[int, dict[str, int]] = {}
     if above is None:  # With `above`, `merge` gets the tombstones from its caller.
-        tombstones = Tombstone.objects.using(using).filter(kind__in=("keyoverride", "planmembership", "account"))
-        deletions = tombstones.filter(shard__in=shards).values_list("shard", "key").annotate(Max("since"))
+        kinds = Tombstone.objects.using(using).filter(kind__in=("keyoverride", "planmembership", "account"))
+        deletions = kinds.filter(shard__in=shards).values_list("shard", "key").annotate(Max("since"))
         for shard, key, moment in deletions:
             deleted_at.setdefault(shard, {})[key_name(key)] = moment
-    kept: dict[int, dict[str, Span]] = {}
-    spans = KeptPeriod.objects.using(using).filter(**wanted).values_list("shard", "account", "start", "end")
-    for shard, identifier, start, end in spans.iterator(_CHUNK):
-        kept.setdefault(shard, {})[f"account:{identifier}"] = once((start, end))
-    all_rows = overrides, memberships, accounts, deleted_at, kept
+    moved: dict[int, dict[str, MovedAccount]] = {}
+    if above is None:  # With `above`, `merge` forgets a shard in which a name has changed.
+        moved = _read_names(using, shards, accounts)
+    terms = {key: (rows[0].timezone, rows[0].anchor) for by_key in accounts.values() for key, rows in by_key.items()}
+    # With `above`, read the frozen periods of the accounts whose terms have perhaps changed.
+    changed = None if above is None else terms.keys() | {mark.key for mark in tombstones if mark.kind == "account"}
+    frozen: dict[int, dict[str, Frozen]] = {}
+    for shard, key, span in last_frozen(using, shards, changed, terms, clock.now()):
+        frozen.setdefault(shard, {})[key] = once(span)
+    all_rows = overrides, memberships, accounts, deleted_at, frozen, moved
     shards_read = set(shards) if above is None else {shard for by_shard in all_rows for shard in by_shard}
     return {
         shard: _rows(
@@ -154,14 +180,57 @@ def read(using: str, shards: Collection[int], above: int | None = None) -> dict[
             memberships.get(shard, {}),
             accounts.get(shard, {}),
             deleted_at.get(shard, {}),
-            kept.get(shard, {}),
+            frozen.get(shard, {}),
+            moved.get(shard, {}),
         )
         for shard in shards_read
     }
 
 
+def _read_names(
+    using: str, shards: Collection[int], accounts: dict[int, dict[str, tuple[AccountRow, ...]]]
+) -> dict[int, dict[str, MovedAccount]]:
+    """Return the accounts of these shards whose text was given to another customer, by shard and key.
+
+    If a customer has several texts, add the oldest row that one of them has in the table of accounts to `accounts`, for
+    all of these texts.
+    """
+    moved: dict[int, dict[str, MovedAccount]] = {}
+    of_several: list[tuple[int, str, int]] = []
+    # Whoever has several texts has one that was given to it.
+    given = Name.objects.using(using).filter(~Q(since=0, counter=0), until=None).values("customer")
+    names = Name.objects.using(using).filter(shard__in=shards, until=None, customer__in=given)
+    for shard, text, customer, counter, since in names.values_list(
+        "shard", "identifier", "customer", "counter", "since"
+    ).iterator(_CHUNK):
+        if since or counter:
+            moved.setdefault(shard, {})[f"account:{text}"] = MovedAccount(counter, since * MICROSECONDS)
+        of_several.append((shard, text, customer))
+    rows = _rows_of_customers(using, {customer for _shard, _text, customer in of_several})
+    for shard, text, customer in of_several:
+        if customer in rows:
+            _put(accounts, shard, f"account:{text}", rows[customer])
+    return moved
+
+
+def _rows_of_customers(using: str, customers: Collection[int]) -> dict[int, AccountRow]:
+    """Return the oldest row in the table of accounts that a customer's texts have, by customer."""
+    texts = Name.objects.using(using).filter(customer__in=customers, until=None)
+    customer_of = dict(texts.values_list("identifier", "customer")) if customers else {}
+    rows = Account.objects.using(using).filter(identifier__in=customer_of).order_by("-pk")
+    return {
+        customer_of[identifier]: AccountRow(pk, plan or 0, timezone, anchor or None, version, edited_at)
+        for identifier, pk, plan, timezone, anchor, version, edited_at in rows.values_list(
+            "identifier", "pk", "plan", "timezone", "billing_anchor", "version", "since"
+        )
+    }
+
+
 def merge(shards: list[KeyRows | None], changes: Mapping[int, KeyRows], tombstones: Iterable[Tombstone]) -> None:
-    """Merge changes into the shards that are in memory: first remove deleted rows, then add the new rows."""
+    """Merge changes into the shards that are in memory: first remove deleted rows, then add the new rows.
+
+    Forget each shard in which a text was given to another customer. It is read again when it is needed.
+    """
     tombstones_by_shard: dict[int, list[Tombstone]] = {}
     for tombstone in tombstones:
         if tombstone.shard is not None:
@@ -169,6 +238,9 @@ def merge(shards: list[KeyRows | None], changes: Mapping[int, KeyRows], tombston
     for shard, current in enumerate(shards):
         new, tombstones_of_shard = changes.get(shard), tombstones_by_shard.get(shard, [])
         if current is None or (new is None and not tombstones_of_shard):
+            continue
+        if any(tombstone.kind == "name" for tombstone in tombstones_of_shard):
+            shards[shard] = None
             continue
         new = new or KeyRows()
         deleted_at = dict(current.deleted_at)
@@ -183,7 +255,8 @@ def merge(shards: list[KeyRows | None], changes: Mapping[int, KeyRows], tombston
             _merged(current.memberships, new.memberships, deleted("planmembership")),
             _merged(current.accounts, new.accounts, deleted("account")),
             deleted_at,
-            {**current.kept, **new.kept},
+            {**current.frozen, **new.frozen},
+            current.moved,
         )
 
 
@@ -212,12 +285,13 @@ def _rows(
     memberships: Mapping[str, tuple[MembershipRow, ...]],
     accounts: Mapping[str, tuple[AccountRow, ...]],
     deleted_at: Mapping[str, int],
-    kept: Mapping[str, Span],
+    frozen: Mapping[str, Frozen],
+    moved: Mapping[str, MovedAccount],
 ) -> KeyRows:
     times = {(row.valid_from, row.valid_until) for rows in overrides.values() for row in rows}
     times |= {(row.valid_from, row.valid_until) for rows in memberships.values() for row in rows}
     edges = {edge for span in times for edge in span if 0 < edge < NEVER}
-    return KeyRows(overrides, memberships, accounts, deleted_at, kept, tuple(sorted(edges)))
+    return KeyRows(overrides, memberships, accounts, deleted_at, frozen, tuple(sorted(edges)), moved)
 
 
 def _put(rows_by_shard: dict[int, dict[str, tuple[Row, ...]]], shard: int, key: str, row: Row) -> None:

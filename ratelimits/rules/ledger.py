@@ -15,13 +15,12 @@ from ratelimits.models.ledger.sums import ExactSum
 class LedgerQuery(NamedTuple):
     """The usage to read: of one meter, in one span of time, of a key or an account.
 
-    meter            the meter
-    start, end       the span, in µs since 1970 UTC
-    account          only usage of this account; "" for all accounts
-    key              only usage of this user or API key; "" for all keys
-    is_either        whether usage of the account counts with any key, and usage of the key with any account
-    billing_periods  if the key does not matter: starts of the account's billing periods that overlap the span, in µs
-                     since 1970 UTC
+    meter          the meter
+    start, end     the span, in µs since 1970 UTC
+    account        only usage of this account; "" for all accounts
+    account_start  if the key does not matter: only usage of the account from this moment on, in µs since 1970 UTC
+    key            only usage of this user or API key; "" for all keys
+    is_either      whether usage of the account counts with any key, and usage of the key with any account
     """
 
     meter: str
@@ -30,7 +29,7 @@ class LedgerQuery(NamedTuple):
     account: str = ""
     key: str = ""
     is_either: bool = False
-    billing_periods: tuple[int, ...] = ()
+    account_start: int = 0
 
 
 def read(query: LedgerQuery) -> int:
@@ -41,12 +40,11 @@ def read(query: LedgerQuery) -> int:
 
 
 def lines_of(query: LedgerQuery) -> QuerySet[Line]:
-    """Return the lines of the ledger that a query finds. An index finds them by the key, or by period and account."""
+    """Return the lines of the ledger that a query finds. An index finds them by the key or the account, and the bin."""
     bins = Q(bin__gte=query.start // MICROSECONDS, bin__lt=query.end // MICROSECONDS)
-    of_key = Q(key=query.key) & bins
-    of_account = Q(account=query.account)
-    if query.billing_periods:
-        of_account &= Q(period__in=[start // MICROSECONDS for start in query.billing_periods]) & bins
+    of_key, of_account = Q(key=query.key) & bins, Q(account=query.account) & bins
+    if query.account_start > query.start:
+        of_account &= Q(bin__gte=query.account_start // MICROSECONDS)
     if query.is_either:
         subject = of_account | of_key
     elif query.key:

@@ -74,6 +74,8 @@ def needs_unreadable(row: RuleRow, present: int) -> bool:
         return True
     if row.key_kind == "caller" and (user or (api_key and not present & USER)):
         return True
+    if row.algorithm is not None and row.algorithm.follows_billing and present & UNREADABLE["account"]:
+        return True  # The window of the rule is a period of the account.
     if row.group:
         return bool(user)
     # Whoever has one of the two is authenticated, whatever the other one is.

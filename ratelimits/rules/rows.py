@@ -221,7 +221,7 @@ def _read_changes(using: str, current: Rows, version: int) -> Rows:
     loaded = [shard for shard, rows in enumerate(current.shards) if rows is not None]
     shards = list(current.shards)
     if loaded:
-        keyed.merge(shards, keyed.read(using, loaded, above=current.version), tombstones)
+        keyed.merge(shards, keyed.read(using, loaded, current.version, tombstones), tombstones)
     deleted = [tombstone.row for tombstone in tombstones if tombstone.kind == "access"]
     index = current.access.changed(access.read(using, above=current.version), deleted)
     return Rows(

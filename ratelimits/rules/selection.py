@@ -24,9 +24,19 @@ def key_of(identity: Identity, kind: str) -> str:
     return key if key is not None else _other_key(identity, kind)
 
 
+def plain_key(key: str) -> str:
+    """Return the key of an identity for a counted key: "account:7" for "account@12:7", and any other key unchanged."""
+    return f"account:{key.partition(':')[2]}" if key.startswith("account@") else key
+
+
 def _other_key(identity: Identity, kind: str) -> str:
-    """Return a view key, or the network of the address. If the identity has no such key, return the kind ("global")."""
+    """Return a view key, the network of the address, or the key of an account whose text has another customer.
+
+    If the identity has no such key, return the kind ("global").
+    """
     name, slash, lengths = kind.partition("/")
+    if name == "account":
+        return f"account@{lengths}:{identity.account_id}"
     if name == "view_key":
         return next((key for key in identity.view_keys if source_digest(key) == lengths), kind)
     if not slash or identity.address is None:
@@ -41,8 +51,9 @@ class AppliedRule:
 
     key       the counted key, such as "user:42"; "" in a Selection, because one Selection is used for many keys
     key_kind  the attribute of Identity that contains the key; "global"; "address/24/56" for the network of the address,
-              with the length of its IPv4 prefix and of its IPv6 prefix; or "view_key/5f2c81aa" for a key that the view
-              gives, with the digest of its source
+              with the length of its IPv4 prefix and of its IPv6 prefix; "view_key/5f2c81aa" for a key that the view
+              gives, with the digest of its source; or "account/12" for an account whose text was given to another
+              customer, with the number of this customer
     max_wait  the longest time that a request waits for its permits, in seconds
     on_failure  the failure policy: "allow", "deny" or "local"
     prefetch  maximum number of requests for which a process takes permits in advance; 0 for none

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
-from ratelimits.algorithms.billing_periods import Span
+from ratelimits.algorithms.billing_periods import Frozen, PeriodTerms
 from ratelimits.models.fields.view_key_texts import source_digest
 from ratelimits.models.versions import KEY_SHARDS
 from ratelimits.rules.access import AccessRow
@@ -111,6 +111,7 @@ class Snapshot:
         "_chooser",
         "_clock",
         "_facts",
+        "_follow_billing",
         "_groups",
         "_load",
         "_methods",
@@ -147,11 +148,14 @@ class Snapshot:
         self._load = load
         self._facts: list[Facts | None] = [None] * KEY_SHARDS
         self._selections: dict[tuple[str, str, Properties], Selection] = {}
-        self._billing: dict[tuple[str, str | None, Span | None], Billing] = {}
+        self._billing: dict[tuple[str, str | None, Frozen], Billing] = {}
         self._chooser = Chooser(rows, clock, self._seen, self.log_once)
         self._scopes = {scope for row in rows.rules.values() for scope in (row.scope, *row.except_scopes)}
         self._groups = frozenset(row.group for row in rows.rules.values() if row.group)
         self._methods = {method for row in rows.rules.values() for method in row.methods}
+        algorithms = [row.algorithm for row in rows.rules.values() if row.algorithm is not None]
+        #: Whether a rule counts in the billing periods of accounts. If not, accounts with other terms share Selections.
+        self._follow_billing = any(algorithm.follows_billing for algorithm in algorithms)
         #: The meters that rules name, also rules that are off.
         self.rule_meters = frozenset(row.meter for row in rows.rules.values())
         #: Whether a rule can let a request wait.
@@ -188,7 +192,7 @@ class Snapshot:
     def _properties_of(self, identity: Identity) -> Properties | None:
         """Return the properties on which the identity's rules depend; None if rows about its keys are missing."""
         present = sum(UNREADABLE[kind] for kind in identity.unreadable) if identity.unreadable else 0
-        key_plan = account_plan = changed_at = 0
+        key_plan = account_plan = changed_at = counter = 0
         overrides: tuple[OverrideRow, ...] = ()
         facts = self._facts
         for bit, key in _keys_of(identity):
@@ -203,6 +207,7 @@ class Snapshot:
                 continue
             if bit == ACCOUNT:
                 account_plan = key_facts.account.plan if key_facts.account is not None else 0
+                counter = key_facts.moved.counter if key_facts.moved is not None else 0
             else:
                 key_plan = key_plan or key_facts.plan
             overrides += key_facts.overrides
@@ -213,7 +218,8 @@ class Snapshot:
             if groups_of_user is None:
                 return None
             groups = groups_of_user & self._groups
-        return present, key_plan, account_plan, changed_at, overrides, groups, _sources_of(identity)
+        terms = self.period_terms(identity.account) if self._follow_billing else None
+        return present, key_plan, account_plan, changed_at, overrides, groups, _sources_of(identity), terms, counter
 
     def may_have_rows_about(self, key: str) -> bool:
         """Return whether the database has a row about this key, such as an override; True if the rows were not read.
@@ -248,7 +254,7 @@ class Snapshot:
 
     def billing(self, account: str | None) -> Billing:
         """Return the billing periods of an account, such as "account:7". Without an account: calendar months in UTC."""
-        timezone, anchor, kept = "UTC", None, None
+        timezone, anchor, frozen = PeriodTerms()
         if account is not None:
             shard = crc32(account.encode()) % KEY_SHARDS
             shard_facts = self._facts[shard]
@@ -256,17 +262,31 @@ class Snapshot:
                 return self._with_rows(frozenset({shard})).billing(account)
             key_facts = shard_facts.get(account)
             if key_facts is not None:
-                kept = key_facts.kept
+                frozen = key_facts.frozen
                 if key_facts.account is not None:
                     timezone, anchor = key_facts.account.timezone, key_facts.account.anchor
-        billing = self._billing.get((timezone, anchor, kept))
+        billing = self._billing.get((timezone, anchor, frozen))
         if billing is None:
             now = self._clock()
-            billing = billing_around(now, account, timezone, anchor, kept, self.log_once)
+            billing = billing_around(now, account, timezone, anchor, frozen, self.log_once)
             _previous, _current, next_start, _later = billing.boundaries
             self._seen(now, next_start)
-            self._billing[timezone, anchor, kept] = billing
+            self._billing[timezone, anchor, frozen] = billing
         return billing
+
+    def period_terms(self, account: str | None) -> PeriodTerms:
+        """Return what the billing periods of an account, such as "account:7", depend on. The terms are always valid."""
+        timezone, anchor, frozen, _boundaries = self.billing(account)
+        return PeriodTerms(timezone, anchor, frozen)
+
+    def used_since(self, account: str) -> int:
+        """Return the start (µs since 1970 UTC) of the usage of an account's present customer; 0 for all usage."""
+        shard = crc32(account.encode()) % KEY_SHARDS
+        shard_facts = self._facts[shard]
+        if shard_facts is None:
+            return self._with_rows(frozenset({shard})).used_since(account)
+        key_facts = shard_facts.get(account)
+        return 0 if key_facts is None or key_facts.moved is None else key_facts.moved.since
 
     def missing(self, identity: Identity) -> MissingRows:
         """Return the rows about this identity that were not read yet."""
@@ -331,7 +351,7 @@ class Snapshot:
         properties = self._properties_of(identity)
         if properties is None:
             return self.with_rows_of(identity).in_any_scope(identity)
-        present, *_others, sources = properties
+        present, *_others, sources, _terms, _counter = properties
         plan_of_rank = ("", "account", "key")  # the ranks 0, 1 and 2 (see `Chooser.chosen`)
         found = []
         for rank, row, rule, overrides in self._chooser.chosen(properties, lambda row: True):

@@ -1,23 +1,17 @@
-"""The facts of the status page. Each fact has a word, a level (a colour), and a sentence that says what to do."""
+"""All facts of the status page, in their order. Those about Redis are in `redis_facts`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
-from enum import StrEnum
 
 from django.db.models import Count, Max, Min, Q, QuerySet, Sum
 from django.utils.translation import gettext as _
 
 from ratelimits import moments
 from ratelimits.conf import conf
-from ratelimits.doctor.needs import needed
-from ratelimits.doctor.properties import append_only, eviction
-from ratelimits.engine import memory
 from ratelimits.engine.program import MAX_LIMITS
-from ratelimits.engine.transport.probing import prober
 from ratelimits.models import (
     AlertDelivery,
     ConfigVersion,
@@ -35,7 +29,9 @@ from ratelimits.models import (
 )
 from ratelimits.models.ledger import when
 from ratelimits.models.validation.crowding import too_many
+from ratelimits.status.fact import Fact, Level
 from ratelimits.status.first_drain import nothing_drained
+from ratelimits.status.redis_facts import batches, failure_policy, redis_facts, undecided
 from ratelimits.status.redis_state import RedisReading, RedisState
 
 #: If a task has not succeeded for this number of its intervals, its level is amber.
@@ -44,40 +40,12 @@ _AMBER_INTERVALS = 3
 _RED_INTERVALS = 10
 #: If an interval is shorter than this number of seconds, this number replaces it: a task can take that long.
 _MIN_INTERVAL = 20
-#: If more than this number of sealed batches wait in each shard, on average, the level is amber.
-_AMBER_WAITING = 10
 #: Gaps and failures that are older than this are not shown.
 _SHOWN_AGE = timedelta(days=30)
 #: A gap that is younger than this makes the level amber.
 _AMBER_GAP_AGE = timedelta(hours=24)
 #: Maximum number of rows that are counted, because it takes long to count many rows.
 _MAX_COUNT = 1_000
-
-
-class Level(StrEnum):
-    """The colour of a fact. `UNKNOWN` means that the app cannot judge: for example, because Redis does not answer."""
-
-    GREEN = "green"
-    AMBER = "amber"
-    RED = "red"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """One fact. `name` is its identifier, and `title` is its label. `word` is its value, and `detail` says what to do.
-
-    `model` and `query` are the model and the filters of a list in the admin that shows more. `model` is "" if there is
-    no such list.
-    """
-
-    name: str
-    title: str
-    level: Level
-    word: str
-    detail: str = ""
-    model: str = ""
-    query: Mapping[str, str] = field(default_factory=dict)
 
 
 def facts(reading: RedisReading | None = None) -> list[Fact]:
@@ -96,143 +64,22 @@ def facts(reading: RedisReading | None = None) -> list[Fact]:
     identities = _identities(using, now)
     crowding = list(_crowding(using))
     deliveries, tasks = list(_deliveries(using)), list(_tasks(using, has_billing_rule))
+    recent = undecided(using, now)
     redis = reading.state()
     return [
-        *_redis_facts(redis, has_billing_rule),
-        _failure_policy(redis, {policy: count for policy, count, _billing in rows}),
+        *redis_facts(redis, has_billing_rule),
+        failure_policy(redis, {policy: count for policy, count, _billing in rows}, recent),
         _configuration(version, redis),
         *crowding,
         identities,
         watermark,
-        *_batches(redis),
+        *batches(redis),
         quarantine,
         full,
         gaps,
         *deliveries,
         *tasks,
     ]
-
-
-def worst(found: list[Fact]) -> Level:
-    """Return the worst level of these facts."""
-    order = [Level.RED, Level.AMBER, Level.UNKNOWN]
-    return next((level for level in order if any(fact.level is level for fact in found)), Level.GREEN)
-
-
-def _redis_facts(redis: RedisState, has_billing_rule: bool) -> Iterator[Fact]:
-    refuses = [one for server in redis.servers for one in server.refuses]
-    if redis.answers and refuses:
-        commands = sorted({one.name.partition(":")[2] for one in refuses})
-        word = _("answers, but refuses %(command)s") % {"command": ", ".join(commands)}
-        level = Level.RED if any(one.parts & needed() for one in refuses) else Level.AMBER
-        yield Fact("redis", _("Redis"), level, word, " ".join(f"{one.why}. {one.mend}." for one in refuses))
-    elif redis.answers:
-        word = _("answers in %(ms)s ms") % {"ms": f"{redis.seconds * 1000:.1f}"}
-        yield Fact("redis", _("Redis"), Level.GREEN, word)
-    else:
-        count = {"silent": redis.silent, "all": redis.silent + len(redis.servers)}
-        is_single = count["all"] == 1
-        word = _("does not answer") if is_single else _("%(silent)s of %(all)s servers do not answer") % count
-        if redis.loads:
-            word = _("recovering: it loads its data")
-        yield Fact("redis", _("Redis"), Level.RED, word, redis.error)
-    yield _memory(redis)
-    yield _eviction(redis, has_billing_rule)
-    yield _aof(redis, has_billing_rule)
-
-
-def _hidden(name: str, title: str) -> Fact:
-    hint = _("The server does not tell it. `manage.py check --database default` says which right is missing.")
-    return Fact(name, title, Level.UNKNOWN, _("cannot be read"), hint)
-
-
-def _unknown(name: str, title: str) -> Fact:
-    return Fact(name, title, Level.UNKNOWN, _("unknown"), _("Redis does not answer."))
-
-
-def _memory(redis: RedisState) -> Fact:
-    title = _("Memory")
-    if not redis.servers:
-        return _unknown("memory", title)
-    memories = [
-        (server.said.memory, server.said.max_memory) for server in redis.servers if server.said.memory is not None
-    ]
-    if not memories:
-        return _hidden("memory", title)
-    # A server without a maximum counts as nearly empty: a maximum of 2**63 bytes replaces its 0.
-    used_bytes, max_memory = max(memories, key=lambda each: (each[0] / (each[1] or 2**63), each[0]))
-    used = f"{used_bytes / 2**20:,.1f} MiB"
-    if not max_memory:
-        return Fact("memory", title, Level.GREEN, _("%(used)s, no maximum") % {"used": used})
-    share = used_bytes / max_memory
-    starts, level, hint = memory.starts(), Level.GREEN, ""
-    if share >= starts[memory.Shortage.SHORT]:
-        level = Level.RED
-        hint = _("All new addresses share one count. Drain the usage that waits, or raise maxmemory.")
-    elif share >= starts[memory.Shortage.NEAR]:
-        level = Level.AMBER
-        hint = _("New addresses of a network share one count. Drain the usage that waits, or raise maxmemory.")
-    maximum = f"{max_memory / 2**20:,.1f} MiB"
-    word = _("%(used)s of %(most)s (%(percent)s %%)") % {"used": used, "most": maximum, "percent": f"{share * 100:.0f}"}
-    return Fact("memory", title, level, word, hint)
-
-
-def _eviction(redis: RedisState, has_billing_rule: bool) -> Fact:
-    title = _("Eviction policy")
-    if not redis.servers:
-        return _unknown("eviction", title)
-    found = {one.name for server in redis.servers for one in eviction(server.said)}
-    if "evicts" in found:
-        policies = sorted({server.said.policy for server in redis.servers if server.said.policy is not None})
-        hint = _(
-            "The server can drop limits, and usage that is not in the ledger yet. Set maxmemory-policy noeviction."
-        )
-        level = Level.RED if has_billing_rule else Level.AMBER
-        return Fact("eviction", title, level, ", ".join(policies), hint)
-    return _hidden("eviction", title) if found else Fact("eviction", title, Level.GREEN, "noeviction")
-
-
-def _aof(redis: RedisState, has_billing_rule: bool) -> Fact:
-    title = _("Append-only file")
-    if not redis.servers:
-        return _unknown("aof", title)
-    found = {one.name for server in redis.servers for one in append_only(server.said)}
-    if not all(server.said.aof_written for server in redis.servers):
-        hint = _(
-            "The server could not write this file. Look at its disk. Until it can write, no usage reaches the ledger."
-        )
-        return Fact("aof", title, Level.RED, _("not written"), hint)
-    if all(server.said.aof for server in redis.servers):
-        return Fact("aof", title, Level.GREEN, _("on"))
-    if not any(server.said.aof is False for server in redis.servers):
-        return _hidden("aof", title)
-    if "append-only" not in found and conf.FENCE != "none":
-        hint = _("With the setting FENCE, usage does not depend on this file: %(fence)s.") % {"fence": conf.FENCE}
-        return Fact("aof", title, Level.GREEN, _("off"), hint)
-    level = Level.RED if has_billing_rule and found else Level.AMBER
-    return Fact(
-        "aof",
-        title,
-        level,
-        _("off"),
-        _("Set `appendonly yes` on the server. Otherwise a restart of the server loses usage."),
-    )
-
-
-def _failure_policy(redis: RedisState, rule_counts: Mapping[str, int]) -> Fact:
-    """Return the fact about the failure policies. `rule_counts` has the number of rules of each policy.
-
-    The policy "" means that a rule has no policy of its own.
-    """
-    title, default = _("Failure policy"), conf.FAILURE_POLICY
-    policies = ", ".join(f"{policy}: {count}" for policy, count in sorted(rule_counts.items()) if policy)
-    detail = _("Rules with a policy of their own: %(own)s.") % {"own": policies} if policies else ""
-    if redis.answers and prober.is_active():
-        hint = _("Redis answers again. This process asks it within a second; until then, the failure policy decides.")
-        return Fact("failure", title, Level.AMBER, _("recovering"), hint, "rule")
-    if redis.answers:
-        return Fact("failure", title, Level.GREEN, _("not active (%(policy)s)") % {"policy": default}, detail, "rule")
-    return Fact("failure", title, Level.RED, _("active: %(policy)s") % {"policy": default}, detail, "rule")
 
 
 def _configuration(in_database: int, redis: RedisState) -> Fact:
@@ -318,20 +165,6 @@ def ago(seconds: float) -> str:
         if seconds >= 2 * unit:
             return text % {"n": f"{seconds // unit:,.0f}"}
     return _("%(n)s s ago") % {"n": f"{max(seconds, 0):.0f}"}
-
-
-def _batches(redis: RedisState) -> Iterator[Fact]:
-    if redis.servers:
-        opened = sum(server.open for server in redis.servers)
-        sealed = sum(server.sealed for server in redis.servers)
-        yield Fact("open", _("Open batches"), Level.GREEN, f"{opened:,}", model="batch")
-        too_many = sealed > _AMBER_WAITING * conf.SHARDS
-        hint = _("They wait for the drain: is a worker running?") if too_many else ""
-        level = Level.AMBER if too_many else Level.GREEN
-        yield Fact("sealed", _("Sealed batches"), level, f"{sealed:,}", hint, "batch")
-    else:
-        yield _unknown("open", _("Open batches"))
-        yield _unknown("sealed", _("Sealed batches"))
 
 
 def _quarantine(using: str) -> Fact:

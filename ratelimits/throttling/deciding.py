@@ -59,14 +59,21 @@ def _decide(limits: Sequence[Limit], now: int | None) -> Answer:
     try:
         decision = decide(limits, now=now)
     except UNAVAILABLE as error:
-        # If one node of a cluster fails, other nodes may answer. If the caller was stopped, Redis did not fail. So the
-        # breaker does not count these errors.
-        if isinstance(error, Unavailable) and not isinstance(error, (NodeUnavailable, Interrupted)):
-            checking.breaker.failed(error.event)
+        _note_failure(error)
         logger.error("There is no decision, so FAILURE_POLICY decides: %s", error)
         return _answer_without_decision()
     checking.breaker.succeeded()
     return Answer(decision.allowed, decision, retry_after=decision.retry_after)
+
+
+def _note_failure(error: Exception) -> None:
+    """Note a failed call in the breaker.
+
+    If one node of a cluster fails, other nodes may answer. If the caller was stopped, Redis did not fail. So the
+    breaker does not count these errors.
+    """
+    if isinstance(error, Unavailable) and not isinstance(error, (NodeUnavailable, Interrupted)):
+        checking.breaker.failed(error.event)
 
 
 def is_known(key: str) -> bool:
@@ -78,8 +85,10 @@ def is_known(key: str) -> bool:
     server, call = current_server(), call_for([Limit(key, SlidingLog(1, Decimal(1)))])
     try:
         found = bool(server.wire.call(StatesExist(server.keyspace, call, 0), b""))
-    except UNAVAILABLE:
+    except UNAVAILABLE as error:
+        _note_failure(error)
         return True
+    checking.breaker.succeeded()  # perhaps only one call may try: then the decision may follow it
     if found:
         if len(_known) >= _MAX_KNOWN:
             _known.clear()

@@ -23,6 +23,7 @@ STEPS = (
     "drain:watermark-locked",
     "drain:watermark-written",
     "tally:locked",
+    "tally:periods-frozen",
     "tally:periods-added",
     "tally:added",
     "tally:committed",
@@ -39,6 +40,13 @@ CLOSE_STEPS = (
     "close:adjustments-marked",
     "close:marked",
     "close:committed",
+)
+#: The steps of giving an account text to another customer.
+MOVE_STEPS = (
+    "move:locked",
+    "move:named",
+    "move:counted",
+    "move:committed",
 )
 #: The steps of pushing report lines to a billing system.
 PUSH_STEPS = (

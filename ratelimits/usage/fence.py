@@ -65,18 +65,46 @@ RUN_UNREADABLE = "+run-unreadable"
 
 
 class NotFencedError(RuntimeError):
-    """Raised if the server could still lose the batches that were read; the message says what to do."""
+    """Raised if the server could still lose the batches that were read; the message says what to do.
+
+    With `elsewise`, the message also names the other fences. `reason` is the message without them.
+    """
+
+    def __init__(self, reason: str, *, elsewise: bool = False) -> None:
+        super().__init__(f"{reason}. {another_fence()}" if elsewise else reason)
+        self.reason = reason
 
 
 class NoFileError(NotFencedError):
     """Raised if the fence waits for an append-only file, and the server keeps none."""
 
 
-#: What to do where nobody can change the server.
-_OTHER_FENCES = (
-    'If nobody can change this server, name another fence in RATELIMITS[\'FENCE\']: "waitaof", "wait", "window" or'
-    ' "durable" (docs/settings.md says what each of them promises)'
-)
+def another_fence() -> str:
+    """Return what to do where nobody can change the server: the setting, its value, and the values to choose from."""
+    others = [f'"{name}"' for name in _WAITS if name not in (conf.FENCE, "none")]
+    return (
+        f"If nobody can change this server, name another fence in RATELIMITS['FENCE'], which is \"{conf.FENCE}\":"
+        f" {', '.join(others[:-1])} or {others[-1]} (`manage.py ratelimits_doctor` says which of them would work here,"
+        " and docs/billing/pipeline.md which one fits which server)"
+    )
+
+
+def other_fences(server: Server, run: str, shard: int = 0) -> dict[str, NotFencedError | None]:
+    """Try the other values of FENCE that promise something. Return them with None, or with why they would not work.
+
+    Raise redis.exceptions.RedisError if the server does not answer.
+    """
+    tried: dict[str, NotFencedError | None] = {}
+    for name in _WAITS:
+        if name not in (conf.FENCE, "none"):
+            try:
+                _check_and_wait(server, run, shard, None, name)
+                tried[name] = None
+            except NotFencedError as error:
+                tried[name] = error
+            except ResponseError as error:
+                tried[name] = NotFencedError(str(error))
+    return tried
 
 
 def fence(server: Server, run: str, max_wait: float = MAX_WAIT, shards: Sequence[int] = (0,)) -> str:
@@ -103,12 +131,15 @@ def check_server(server: Server, run: str, shard: int = 0) -> str:
     return _check_and_wait(server, run, shard, None)
 
 
-def _check_and_wait(server: Server, run: str, shard: int, deadline: float | None) -> str:
-    """Check the server, and wait until the deadline. Without a deadline, do not wait. Return the promise's name."""
+def _check_and_wait(server: Server, run: str, shard: int, deadline: float | None, name: str = "") -> str:
+    """Check the server, and wait until the deadline. Without a deadline, do not wait. Return the promise's name.
+
+    `name` is the fence, if it is not that of the setting.
+    """
     client, key = server.wire.client_of(server.keyspace, shard), server.keyspace.fence(shard)
     with redis.Redis(connection_pool=client.connection_pool, single_connection_client=True) as connection:
         try:
-            promise = _WAITS[conf.FENCE](connection, run, key, deadline)
+            promise = _WAITS[name or conf.FENCE](connection, run, key, deadline)
             _check_run(connection, run, key)
         except ResponseError as error:
             raise (_refusal(error) or error) from error
@@ -118,7 +149,7 @@ def _check_and_wait(server: Server, run: str, shard: int, deadline: float | None
 def _refusal(error: ResponseError, command: str = "") -> NotFencedError | None:
     """Return the error of a fence that needs a refused command; None if no command was refused."""
     found = refused(error, command)
-    return NotFencedError(f"{found}. {_OTHER_FENCES}") if found is not None else None
+    return NotFencedError(str(found), elsewise=True) if found is not None else None
 
 
 def _wait_for_file(connection: redis.Redis, run: str, key: str, deadline: float | None) -> str:
@@ -126,11 +157,12 @@ def _wait_for_file(connection: redis.Redis, run: str, key: str, deadline: float 
     _checked_info(connection, run, key)
     policy, suspended_in_rewrite = _policy(connection)
     if policy == "no":
-        raise NotFencedError(f"appendfsync is 'no': set it to everysec or always. {_OTHER_FENCES}")
+        raise NotFencedError("appendfsync is 'no': set it to everysec or always", elsewise=True)
     if policy != "always" and (policy != "everysec" or suspended_in_rewrite):
         raise NotFencedError(
             "the server must answer CONFIG GET appendfsync with everysec or always, and"
-            f" no-appendfsync-on-rewrite with no. {_OTHER_FENCES}"
+            " no-appendfsync-on-rewrite with no",
+            elsewise=True,
         )
     if deadline is None:
         return policy
@@ -163,7 +195,8 @@ def _wait_for_replicas(connection: redis.Redis, run: str, key: str, deadline: fl
     if not _ask_until(connection.wait, conf.FENCE_REPLICAS, deadline=deadline or 0.0):
         raise NotFencedError(
             f"fewer than {conf.FENCE_REPLICAS} replicas have the server's newest writes (RATELIMITS['FENCE_REPLICAS']):"
-            f" look at the replicas. {_OTHER_FENCES}"
+            " look at the replicas",
+            elsewise=True,
         )
     return f"wait-{conf.FENCE_REPLICAS}"
 
@@ -173,7 +206,8 @@ def _wait_for_window(connection: redis.Redis, run: str, key: str, deadline: floa
     if run == UNREADABLE:
         raise NotFencedError(
             'the fence "window" must see whether the server restarts, but the server\'s run cannot be read: allow INFO'
-            f" (ACL SETUSER <user> +info). {_OTHER_FENCES}"
+            " (ACL SETUSER <user> +info)",
+            elsewise=True,
         )
     if deadline is not None:
         time.sleep(conf.FENCE_WINDOW)
@@ -207,7 +241,7 @@ def _ask_until(ask: Callable[..., Any], *numbers: int, deadline: float) -> bool:
             answer: Any = ask(*numbers, patience)
         except ResponseError as error:
             if "appendonly is disabled" in str(error):
-                raise NoFileError(f"the server keeps no append-only file ({error}). {_OTHER_FENCES}") from error
+                raise NoFileError(f"the server keeps no append-only file ({error})", elsewise=True) from error
             raise
         reached = answer[0] if isinstance(answer, list) else answer
         if reached >= numbers[0]:
@@ -233,9 +267,9 @@ def _checked_info(connection: redis.Redis, run: str, key: str) -> dict[str, Any]
     info: dict[str, Any] = connection.info()
     _check_run(connection, run, key)  # after INFO, so that INFO is from this run
     if "aof_enabled" not in info:
-        raise NotFencedError(f"INFO does not say whether the server keeps an append-only file. {_OTHER_FENCES}")
+        raise NotFencedError("INFO does not say whether the server keeps an append-only file", elsewise=True)
     if not info["aof_enabled"]:
-        raise NoFileError(f"the server keeps no append-only file: set appendonly yes. {_OTHER_FENCES}")
+        raise NoFileError("the server keeps no append-only file: set appendonly yes", elsewise=True)
     if info.get("aof_last_write_status") != "ok":
         raise NotFencedError("the server could not write its append-only file: look at its log and its disk")
     return info

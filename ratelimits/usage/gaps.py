@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from django.db import transaction
-from django.db.models import Q, QuerySet
+from django.db import IntegrityError, transaction
+from django.db.models import F, Min, Q, QuerySet
 
 from ratelimits.engine.transport.run import UNREADABLE
 from ratelimits.models.ledger import COUNTERS, ArchivedRange, Batch, QuarantinedBatch, ShardState, moment
-from ratelimits.models.ledger.gaps import FSYNC_POLICIES, DurabilityGap, GapChange, GapKind
+from ratelimits.models.ledger.gaps import FSYNC_POLICIES, DurabilityGap, GapChange, GapKind, ProcessTotal
 from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.models.status.task_runs import TaskRun
 from ratelimits.usage.packet import CUM_MODULUS, Packet
@@ -39,6 +39,11 @@ _DETAIL = {
     "replica": "a replica replaced the server: usage that the replica did not have yet can be missing",
     "unknown": "the fsync policy is unknown: any usage that was not drained can be missing",
 }
+#: What can have deleted the data of a server.
+_WIPED = (
+    "the data were deleted, or the server has not read them again at a restart, for example because its user default"
+    " lacks rights (docs/scaling.md, ACL)"
+)
 
 
 def declare(using: str, kind: GapKind, event: str, *, since: int, until: int, fsync: str = "", **details: Any) -> int:
@@ -46,20 +51,28 @@ def declare(using: str, kind: GapKind, event: str, *, since: int, until: int, fs
 
     `event` is a text that is the same each time that the event is noticed. `details` are other fields of the gap.
     """
-    with transaction.atomic(using=using):
-        row, created = DurabilityGap.objects.using(using).get_or_create(
-            event=f"{kind}:{event}"[:300],
-            defaults={"kind": kind, "since": min(since, until), "until": until, "fsync": fsync, **details},
-        )
-        if created:
+    event = f"{kind}:{event}"[:300]
+    declared = DurabilityGap.objects.using(using).filter(event=event)
+    if declared.exists():
+        return 0
+    try:
+        # The transaction begins with a write: after a read, SQLite could refuse the write ("database is locked").
+        with transaction.atomic(using=using):
+            values = {"kind": kind, "since": min(since, until), "until": until, "fsync": fsync, **details}
+            row = DurabilityGap.objects.using(using).create(event=event, **values)
             note_changes(using, [row.pk])
-    return int(created)
+    except IntegrityError:
+        if declared.exists():  # another process was faster
+            return 0
+        raise
+    return 1
 
 
 def change(using: str, rows: QuerySet[DurabilityGap], **values: Any) -> int:
     """Change values of declared gaps. Return how many gaps were changed."""
     with transaction.atomic(using=using):
-        pks = list(rows.select_for_update().values_list("pk", flat=True))
+        rows.update(until=F("until"))  # This locks the rows, on SQLite too: see `declare`.
+        pks = list(rows.values_list("pk", flat=True))
         note_changes(using, pks)
         return DurabilityGap.objects.using(using).filter(pk__in=pks).update(**values) if pks else 0
 
@@ -117,7 +130,7 @@ def declare_restart(
         f"{state.run}>{run}",
         shard=shards[0] if len(shards) == 1 else None,
         shards="" if everywhere or len(shards) == 1 else f",{','.join(map(str, shards))},",
-        since=min(*known, until) if known else until,
+        since=min(known, default=_first_count(using, state) or until),
         until=until,
         answered=min(max([*known, answered if answered <= until else 0], default=until) or until, until),
         server=live_runs[run].server if run in live_runs else "Redis",
@@ -197,8 +210,10 @@ def is_loss(using: str, state: ShardState, pending: PendingBatches) -> bool:
 def _is_wiped(state: ShardState, pending: PendingBatches) -> bool:
     if state.incarnation:
         return not pending.incarnation and not pending.count
-    # Without a batch in the ledger, only the time of the first seal shows that the server has lost its data.
-    return 0 < state.watermark < pending.first_sealed
+    # Without a batch in the ledger, only the time of the first seal shows that the server has lost its data. Before the
+    # first drain, the first seal has noted it.
+    known = max(state.watermark, state.first_sealed)
+    return 0 < known < pending.first_sealed or (known > 0 and not pending.sealed_at)
 
 
 def _is_rolled_back(state: ShardState, pending: PendingBatches) -> bool:
@@ -230,11 +245,14 @@ def _first_lost(using: str, state: ShardState, pending: PendingBatches) -> int:
 def declare_loss(using: str, state: ShardState, pending: PendingBatches, *, fsync: str) -> None:
     """Declare a loss that `is_loss` has found: the server's data was wiped or rolled back, or batches are lost."""
     event = f"{state.shard}:{state.incarnation}:{state.seq}"
-    span: dict[str, Any] = {"since": state.watermark or pending.now, "until": pending.now, "fsync": fsync}
+    since = state.watermark or _first_count(using, state) or pending.now
+    span: dict[str, Any] = {"since": since, "until": pending.now, "fsync": fsync}
     if _is_wiped(state, pending):
         if not state.incarnation:
-            event = f"{state.shard}:first sealed {pending.first_sealed}"
-        declare(using, GapKind.WIPE, event, shard=state.shard, **span)
+            # The same text also if the loss is noticed before the first seal after it, and again after this seal.
+            event = f"{state.shard}:after {max(state.watermark, state.first_sealed)}"
+            state.first_sealed = pending.first_sealed or state.first_sealed
+        declare(using, GapKind.WIPE, event, shard=state.shard, detail=_WIPED, **span)
         # Reset the state to the state of a shard without a batch: the server's next batch has a new incarnation.
         state.incarnation, state.seq, state.cum = "", 0, 0
     elif _is_rolled_back(state, pending):
@@ -242,6 +260,17 @@ def declare_loss(using: str, state: ShardState, pending: PendingBatches, *, fsyn
         declare(using, GapKind.ROLLBACK, event, shard=state.shard, detail=detail, **span)
     elif first := _first_lost(using, state, pending):
         _declare_lost(using, state, pending.incarnation, first, pending.seq, **span)
+
+
+def _first_count(using: str, state: ShardState) -> int:
+    """Return a moment before which nothing was counted in a shard without a watermark (µs since 1970 UTC).
+
+    It is the start of the first bin in which a process has counted requests, or the shard's first seal. Return 0 if
+    neither is known.
+    """
+    bins = ProcessTotal.objects.using(using).filter(kind="admitted").aggregate(first=Min("bin"))
+    known = [at for at in ((bins["first"] or 0) * 1_000_000, state.first_sealed) if at]
+    return min(known, default=0)
 
 
 def declare_lost_batch(using: str, state: ShardState, incarnation: str, seq: int, *, until: int) -> None:
@@ -338,7 +367,7 @@ def _declare_gaps_between_incarnations(using: str, state: ShardState, packet: Pa
     if not state.incarnation:
         pass  # The ledger has no batch of the shard yet, or a gap already declares that the server lost its data.
     elif not packet.follows:
-        count += declare(using, GapKind.WIPE, event, **details)
+        count += declare(using, GapKind.WIPE, event, detail=_WIPED, **details)
     elif follows_incarnation != state.incarnation:
         detail = f"no batch of the incarnation in between was drained: {packet.follows}"
         count += declare(using, GapKind.INCARNATION, event, detail=detail, **details)

@@ -38,10 +38,10 @@ _COUNTER_INDEXES = {
 #: has given this name to an account, a key or a meter. Then `_text` replaces it.
 _RESERVED = f"|{ANONYMOUS}|".encode()
 #: The index of the bin in a canonical line.
-_BIN = 6
-#: The indexes of the columns of `_columns` that are numbers (bin, period, rule, version), and of those that are texts
-#: (meter, account, key).
-_NUMBERS, _TEXTS = (1, 2, 4, 5), (3, 6, 7)
+_BIN = 5
+#: The indexes of the columns of `_columns` that are numbers (bin, rule, version), and of those that are texts (meter,
+#: account, key).
+_NUMBERS, _TEXTS = (1, 3, 4), (2, 5, 6)
 #: Characters that decoding or escaping changes. The line feed is left out: `_columns` adds line feeds, and refuses
 #: names that contain one.
 _SPECIAL = bytes(range(32)).replace(b"\n", b"") + b"%\\"
@@ -125,7 +125,7 @@ def content_digest(header: Sequence[str | int], lines: Sequence[bytes]) -> str:
 def header_of(batch: Packet | Batch) -> tuple[str | int, ...]:
     """Return the values of a batch that are in its digest before the lines."""
     return (
-        "ratelimits batch 2",
+        "ratelimits batch 3",
         batch.shard,
         batch.incarnation,
         batch.seq,
@@ -156,25 +156,23 @@ def _text(raw: bytes) -> bytes:
 
 
 def _columns(names: list[bytes]) -> list[list[bytes]]:
-    """Split the names of fields, "kind|bin|period|meter|rule|version|account|key|count", into nine columns.
+    """Split the names of fields, "kind|bin|meter|rule|version|account|key|count", into eight columns.
 
     Raise Unreadable if a name has another form. All names are split in one step, since a Python loop over the parts of
     each name would make the drain slow.
     """
     text, line_feeds = b"|\n|".join(names), len(names) - 1
     parts = text.split(b"|")
-    # If every tenth part is a line feed, every name has nine parts.
+    # If every ninth part is a line feed, every name has eight parts.
     if (
-        len(parts) != 10 * line_feeds + 9
-        or parts[9::10].count(b"\n") != line_feeds
+        len(parts) != 9 * line_feeds + 8
+        or parts[8::9].count(b"\n") != line_feeds
         or text.count(b"\n") != line_feeds
         or b"#" in text
     ):
-        invalid = next(name for name in names if name.count(b"|") != 8 or b"\n" in name or b"#" in name)
-        raise Unreadable(
-            f"the name of a field is not kind|bin|period|meter|rule|version|account|key|count: {invalid[:200]!r}"
-        )
-    columns = [parts[index::10] for index in range(9)]
+        invalid = next(name for name in names if name.count(b"|") != 7 or b"\n" in name or b"#" in name)
+        raise Unreadable(f"the name of a field is not kind|bin|meter|rule|version|account|key|count: {invalid[:200]!r}")
+    columns = [parts[index::9] for index in range(8)]
     for index in _NUMBERS:
         for number in set(columns[index]):
             if _NUMBER.fullmatch(number) is None:
@@ -196,7 +194,7 @@ def _lines(counters: dict[bytes, bytes]) -> tuple[list[bytes], int]:
     """Return the sorted canonical lines of a batch's counters, and the sum of all requests and units in them."""
     if not counters:
         return [], 0
-    kinds, bins, periods, meters, rules, versions, accounts, keys, count_kinds = _columns(list(counters))
+    kinds, bins, meters, rules, versions, accounts, keys, count_kinds = _columns(list(counters))
     if not all(map(bytes.isdigit, counters.values())) or max(map(len, counters.values())) > _MAX_DIGITS:
         name, value = next(
             (name, value) for name, value in counters.items() if not value.isdigit() or len(value) > _MAX_DIGITS
@@ -208,7 +206,7 @@ def _lines(counters: dict[bytes, bytes]) -> tuple[list[bytes], int]:
     starts_and_ends = list(map(add, kinds, count_kinds))
     if unknown := set(starts_and_ends) - _COUNTER_INDEXES.keys():
         raise Unreadable(f"a field has an unknown kind: {sorted(unknown)[0][:40]!r}")
-    subjects = list(map(b"\t".join, zip(accounts, keys, meters, rules, versions, periods, bins, strict=True)))
+    subjects = list(map(b"\t".join, zip(accounts, keys, meters, rules, versions, bins, strict=True)))
     if set(starts_and_ends) == {b"a1"} and len(set(subjects)) == len(subjects):
         # Most batches contain only admitted requests of one unit each. So each count is a number of requests and also
         # a number of units. Both are added to the running sum.

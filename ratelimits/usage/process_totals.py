@@ -14,10 +14,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from django.db import DataError, connections, transaction
-from django.db.models import F, Sum
+from django.db.models import F, Max, Min, QuerySet, Sum
 from redis.exceptions import AskError, ResponseError
 
 from ratelimits.conf import conf
@@ -41,9 +41,9 @@ _SUBJECT = ("bin", "kind", "account", "key", "meter")
 #: totals any more. To *fold* totals is to add them up.
 _FOLD_AGE = 86_400
 #: The kinds of totals that are added up over all processes.
-FOLDED = ("admitted", "blocked", "exempt", "unreadable")
+FOLDED = ("admitted", "blocked", "exempt", "unreadable", "undecided")
 #: The kinds of requests that may be missing from the ledger, each with the kind of gap that is declared.
-_GAPS = {
+GAPS = {
     "unanswered": GapKind.UNKNOWN,
     "unmetered": GapKind.UNMETERED,
     "unreported": GapKind.UNREPORTED,
@@ -89,7 +89,7 @@ def store(using: str, rows: list[ProcessTotal]) -> None:
     with transaction.atomic(using=using):
         rows = _save(using, rows)
         for kind, account, start in sorted({(row.kind, row.account, row.bin) for row in rows}):
-            if kind in _GAPS:
+            if kind in GAPS:
                 _declare_gap(using, kind, account, start)
 
 
@@ -120,7 +120,7 @@ def _shown(row: ProcessTotal) -> str:
 def _declare_gap(using: str, kind: str, account: str, start: int) -> None:
     """Declare a gap for the requests of an account in the bin that begins at `start`, or update its numbers."""
     name = account or ANONYMOUS
-    gap = _GAPS[kind]
+    gap = GAPS[kind]
     new = DurabilityGap(
         event=f"{gap}:{name}:{start}",
         kind=gap,
@@ -136,9 +136,33 @@ def _declare_gap(using: str, kind: str, account: str, start: int) -> None:
         # This update locks the row. So processes wait for each other, and the last process adds up all totals.
         declared.update(units=F("units"))
         rows = ProcessTotal.objects.using(using).filter(kind=kind, account=account, bin=start)
-        sums = rows.aggregate(requests=Sum("requests"), units=Sum("units"))
-        declared.update(units=sums["units"], detail=f"{sums['requests']} requests")
+        declared.update(units=rows.aggregate(units=Sum("units"))["units"], detail=least_requests(rows).text)
         note_changes(using, declared.values_list("pk", flat=True))
+
+
+class LeastRequests(NamedTuple):
+    """The least number of requests that totals can be about, and whether there are exactly so many."""
+
+    number: int
+    is_exact: bool
+
+    @property
+    def text(self) -> str:
+        """Return a text such as "14 requests" or "at least 14 requests"."""
+        text = f"{self.number:,} {'request' if self.number == 1 else 'requests'}"
+        return text if self.is_exact else f"at least {text}"
+
+
+def least_requests(rows: QuerySet[ProcessTotal]) -> LeastRequests:
+    """Return how many requests these totals are about. A request has a total in each of its meters.
+
+    If not all requests of a key had the same meters, the totals do not tell how many requests there were.
+    """
+    by_key = rows.order_by().values("process", "account", "key", "bin")
+    by_key = by_key.annotate(highest=Max("requests"), lowest=Min("requests"))
+    sums = by_key.aggregate(least=Sum("highest"), of_each_meter=Sum("lowest"))
+    least = sums["least"] or 0
+    return LeastRequests(least, least == (sums["of_each_meter"] or 0))
 
 
 def declare_unreported(server: Server, shards: Sequence[int], now: int | None = None) -> int:

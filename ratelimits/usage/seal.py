@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import secrets
+from contextlib import nullcontext
 from dataclasses import dataclass
 from time import time_ns
 from typing import Any
 
 import redis
-from django.db import DatabaseError
+from django.db import DatabaseError, transaction
 from redis.exceptions import ResponseError
 
 from ratelimits.conf import conf
 from ratelimits.engine.assemble import scripts
 from ratelimits.engine.server import current_server, on_each
-from ratelimits.models.ledger import moment
+from ratelimits.models.ledger import ShardState, moment
 from ratelimits.models.ledger.gaps import GapKind
 from ratelimits.usage import crash, gaps
 
@@ -41,6 +42,8 @@ class SealResult:
     batch: str
     #: How many sealed batches of the shard wait to be drained.
     waiting: int
+    #: The moment of the first seal after the server last lost its data (µs since 1970 UTC); 0 if it is not known.
+    first_sealed: int
 
 
 def seal() -> list[SealResult]:
@@ -76,10 +79,37 @@ def seal() -> list[SealResult]:
         if isinstance(reply, ResponseError):
             raise reply
     crash.reached("seal:after")
-    return [
-        SealResult(shard, int(sealed_at), run.decode(), batch.decode(), int(waiting))
-        for shard, (sealed_at, run, batch, waiting, _jumped) in sorted(replies.items())
+    if evicted := sum(reply[6] for reply in replies.values()):
+        logger.error(
+            "The server evicted keys of %d shards since the last seal: it has perhaps forgotten counts of limits, and"
+            " can lose usage. Set maxmemory-policy noeviction",
+            evicted,
+        )
+    results = [
+        SealResult(shard, int(sealed_at), run.decode(), batch.decode(), int(waiting), int(first_sealed))
+        for shard, (sealed_at, run, batch, waiting, _jumped, first_sealed, _evicted) in sorted(replies.items())
     ]
+    _note_first_seals(results)
+    return results
+
+
+def _note_first_seals(results: list[SealResult]) -> None:
+    """Note in the database in which run, and when, each shard was first sealed. So a loss before the first drain shows.
+
+    Only seals before the first drain write. If the database does not answer, the next seal tries again.
+    """
+    using = conf.DATABASE
+    rows = ShardState.objects.using(using).filter(shard__in=[result.shard for result in results])
+    try:
+        noted = set(rows.exclude(watermark=0, first_sealed=0).values_list("shard", flat=True))
+        new = [result for result in results if result.shard not in noted and result.first_sealed]
+        states = [ShardState(shard=each.shard, run=each.run, first_sealed=each.first_sealed) for each in new]
+        with transaction.atomic(using=using) if new else nullcontext():
+            ShardState.objects.using(using).bulk_create(states, ignore_conflicts=True)
+            for each in new:
+                rows.filter(shard=each.shard, watermark=0, first_sealed=0).update(first_sealed=each.first_sealed)
+    except DatabaseError as error:
+        logger.warning("The first seal could not be noted in the database; the next seal tries again: %s", error)
 
 
 def _declare_jump(client: redis.Redis, meta: str, shard: int, since: int, until: int) -> None:

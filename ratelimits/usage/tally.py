@@ -9,25 +9,36 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection, Sequence
 from functools import reduce
-from operator import or_
+from operator import add, or_
+from typing import Any
 
 from django.db import InterfaceError, OperationalError, connections, transaction
-from django.db.models import F, Max, Q
+from django.db.models import F, Max, Min, Q, QuerySet
 
 from ratelimits.conf import conf
 from ratelimits.models import Batch, Line, PeriodUsage, ShardState
-from ratelimits.models.kept import period_ends
 from ratelimits.models.ledger.sums import MAX_TOTAL, ExactSum, saturating_add
+from ratelimits.models.periods import UsedPeriod, freeze, frozen_around
 from ratelimits.progress import Progress
 from ratelimits.usage import crash, span_totals
 
 logger = logging.getLogger(__name__)
 
+#: The columns that say what a line counts. The first two are the account's text and the bin.
+SUBJECT = ("account", "bin", "meter", "rule")
+#: The columns that say what a total counts, except for its shard.
+TOTAL = ("account", "period", "meter", "rule", "period_end", "customer_id")
 #: The counters that are added up for each billing period.
-_SUMS = ("admitted_requests", "admitted_units", "denied_requests", "shadow_requests", "refunded_units")
+SUMS = ("admitted_requests", "admitted_units", "denied_requests", "shadow_requests", "refunded_units")
+#: Sums, by the values of TOTAL.
+Sums = dict[tuple[Any, ...], tuple[int, ...]]
+#: Maximum number of accounts that a query names.
+_MAX_NAMED = 1000
 #: How many batches are added up in one query and one transaction.
 _BATCHES_PER_QUERY = 32
+_SECOND = 1_000_000
 
 
 def tally(progress: Progress | None = None, *, wait: bool = False) -> int:
@@ -75,38 +86,67 @@ def _tally_shard(using: str, shard: int, *, wait: bool) -> int:
 
 
 def _add(using: str, shard: int, batches: list[Batch]) -> None:
-    """Add these batches to the totals of billing periods."""
+    """Add these batches to the totals of billing periods. Freeze the periods that are not frozen yet."""
     ranges = reduce(or_, (Q(pk__gte=first, pk__lt=end) for first, end in (batch.line_ids() for batch in batches)))
-    rows = (
-        Line.objects.using(using)
-        .filter(ranges)
-        .values_list("account", "period", "meter", "rule")
-        .order_by()
-        .annotate(*(ExactSum(name) for name in _SUMS), Max("bin"))
-    )
-    columns = ("account", "period", "meter", "rule", *_SUMS, "shard", "position", "period_end")
+    totals = _totals(using, Line.objects.using(using).filter(ranges).order_by())
+    crash.reached("tally:periods-frozen")
+    columns = (*TOTAL, *SUMS, "shard", "position")
     connection = connections[using]
     quote = connection.ops.quote_name
     table = quote(PeriodUsage._meta.db_table)
-    sums = ", ".join(saturating_add(table, quote(name)) for name in _SUMS)
-    # If a row has an end of its period (`period_end`), it keeps this end.
+    sums = ", ".join(saturating_add(table, quote(name)) for name in SUMS)
     statement = (
         f"INSERT INTO {table} ({', '.join(map(quote, columns))}) VALUES ({', '.join(['%s'] * len(columns))})"  # noqa: S608
-        f" ON CONFLICT (account, period, meter, rule, shard) DO UPDATE SET {sums}, position = excluded.position,"
-        f" period_end = COALESCE({table}.period_end, excluded.period_end)"
+        f" ON CONFLICT (account, period, meter, rule, shard, customer_id) DO UPDATE SET {sums},"
+        " position = excluded.position"
     )
     position = batches[-1].position
     # Insert in sorted order. The transactions of two shards then lock pages of the index in the same order, so they
     # cannot deadlock.
-    totals = sorted(rows)
-    last_bins: dict[tuple[str, int], int] = {}
-    # With the last bin of a period, `period_ends` finds the end of this period.
-    for account, period, *_counts, last_bin in totals:
-        last_bins[account, period] = max(last_bin, last_bins.get((account, period), 0))
-    ends = period_ends(using, last_bins)
     values = [
-        (*subject, *(min(total, MAX_TOTAL) for total in counts), shard, position, ends.get(subject[:2]))
-        for subject, counts in ((row[:4], row[4:-1]) for row in totals)
+        (*subject, *(min(total, MAX_TOTAL) for total in counts), shard, position)
+        for subject, counts in sorted(totals.items())
     ]
     with connection.cursor() as cursor:
         cursor.executemany(statement, values)
+
+
+def _totals(using: str, lines: QuerySet[Line]) -> Sums:
+    """Return the sums of lines, by the values of TOTAL. Freeze the periods that are not frozen yet."""
+    sums = [ExactSum(name) for name in SUMS]
+    groups = list(lines.values_list("account", "meter", "rule").annotate(*sums, Min("bin"), Max("bin")))
+    frozen = frozen_around(using, {(row[0], *row[-2:]) for row in groups})
+    # Only these accounts must be added up bin by bin. In each period, only the first tally freezes it, and few tallies
+    # have usage of two periods or of two customers of an account.
+    others = {row[0] for row in groups if (row[0], *row[-2:]) not in frozen}
+    added: Sums = {}
+    for account, meter, rule, *counts, first, last in groups:
+        if account not in others:
+            _add_to(added, account, meter, rule, frozen[account, first, last], counts)
+    if others:
+        if len(others) <= _MAX_NAMED:
+            lines = lines.filter(account__in=others)
+        by_bin = [row for row in lines.values_list(*SUBJECT).annotate(*sums) if row[0] in others]
+        added |= sums_by_period(using, by_bin)
+    return added
+
+
+def sums_by_period(using: str, rows: Collection[Sequence[Any]], ending_after: int = 0) -> Sums:
+    """Add up sums by the customer whom each text names at a bin, and by the customer's billing period at this bin.
+
+    A row has the values of SUBJECT, then those of SUMS. The keys of the result have the values of TOTAL. Leave out
+    periods that end at `ending_after` (s since 1970 UTC) or earlier. Make a customer for each text that has none, and
+    freeze the periods that are not frozen yet.
+    """
+    used = freeze(using, {(row[0], row[1]) for row in rows})
+    added: Sums = {}
+    for account, bin_, meter, rule, *sums in rows:
+        if used[account, bin_].period.end // _SECOND > ending_after:
+            _add_to(added, account, meter, rule, used[account, bin_], sums)
+    return added
+
+
+def _add_to(added: Sums, account: str, meter: str, rule: int, used: UsedPeriod, sums: Sequence[int]) -> None:
+    key = account, used.period.start // _SECOND, meter, rule, used.period.end // _SECOND, used.customer
+    known = added.get(key)
+    added[key] = tuple(sums) if known is None else tuple(map(add, known, sums))

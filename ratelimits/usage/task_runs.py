@@ -14,7 +14,7 @@ from ratelimits.models.status.task_runs import TaskRun
 
 Task = TaskRun.Task
 #: Maximum length of an error's text in the database.
-_MAX_ERROR = 300
+_MAX_ERROR = 1000
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +26,17 @@ def note_run(task: TaskRun.Task) -> Iterator[None]:
         yield
     except Exception as error:
         text = f"{type(error).__name__}: {error}".replace("\0", "\ufffd")
-        _write(TaskRun(task=task, failed_at=moments.now(), error=text[:_MAX_ERROR]), ["failed_at", "error"])
+        _write(TaskRun(task=task, failed_at=moments.now(), error=_cut(text)), ["failed_at", "error"])
         raise
     _write(TaskRun(task=task, succeeded_at=moments.now()), ["succeeded_at"])
+
+
+def _cut(text: str) -> str:
+    """Return a text that the database can hold: a longer one ends after a word, with "…"."""
+    if len(text) <= _MAX_ERROR:
+        return text
+    whole, _space, _part = text[: _MAX_ERROR - 2].rpartition(" ")
+    return f"{whole or text[: _MAX_ERROR - 2]} …"
 
 
 def _write(row: TaskRun, fields: list[str]) -> None:

@@ -17,6 +17,7 @@ from ratelimits.models import (
     Access,
     Account,
     Batch,
+    Customer,
     DurabilityGap,
     KeyOverride,
     Line,
@@ -100,13 +101,17 @@ def lines(numbers: range) -> None:
 
 def usage(numbers: range) -> None:
     rules(range(numbers.start, min(numbers.stop, 1_000)))
-    PeriodUsage.objects.bulk_create(PeriodUsage(**about(n), shard=n % conf.SHARDS, position=1) for n in numbers)
+    customer = Customer.objects.create()
+    PeriodUsage.objects.bulk_create(
+        PeriodUsage(**about(n), period=0, period_end=1, shard=n % conf.SHARDS, customer=customer, position=1)
+        for n in numbers
+    )
 
 
 def about(number: int) -> dict[str, Any]:
     """Return the account, period, meter and rule of usage. Every rule has its own name."""
     first = Rule.objects.order_by("pk").values_list("pk", flat=True)[0]
-    return {"account": f"acme-{number}", "period": 0, "meter": "requests", "rule": first + number % 1_000}
+    return {"account": f"acme-{number}", "meter": "requests", "rule": first + number % 1_000}
 
 
 #: By list: the function that adds rows with these numbers, and the search whose queries are counted too.

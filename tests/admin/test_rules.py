@@ -87,6 +87,31 @@ def test_the_list_shows_sentence_plan_and_mode_with_filters(admin_client: Client
             "timezone",
             "unknown time zone 'Mars'",
         ),
+        (
+            {
+                "algorithm": "calendar_window",
+                "calendar_unit": "billing_period",
+                "key_kind": "account",
+                "timezone": "Asia/Tokyo",
+            },
+            "timezone",
+            "Leave the time zone empty: a billing period is in the time zone of the account.",
+        ),
+        (
+            {
+                "algorithm": "calendar_window",
+                "calendar_unit": "billing_period",
+                "key_kind": "account",
+                "anchor": "2026-01-10T00:00",
+            },
+            "anchor",
+            "Leave the anchor empty: a billing period starts at the billing anchor of the account.",
+        ),
+        (
+            {"algorithm": "calendar_window", "calendar_unit": "billing_period", "key_kind": "ip"},
+            "key_kind",
+            "other keys have no billing period",
+        ),
         ({"scope": "search:post"}, "scope", "Write * for every request"),
         ({"initial": "half"}, "initial", "full, empty or a whole number"),
         (

@@ -34,6 +34,7 @@ from django.db.models import ProtectedError
 from django.test import Client
 
 from ratelimits.models import *
+from ratelimits.models.customers import make_missing, present
 from ratelimits.models.versions import ConfigVersion
 
 ADMIN = "/admin/ratelimits/"
@@ -102,7 +103,11 @@ _REPORTS = """
 month = datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 start = int(month.timestamp()) * 1_000_000
 end = start + 40 * 86_400_000_000
-report = Report.objects.create(account="acme", period_start=start, period_end=end, timezone="UTC", line_count=1)
+make_missing("quota", ["acme"])
+report = Report.objects.create(
+    customer=present("quota", ["acme"])["acme"],
+    account="acme", period_start=start, period_end=end, timezone="UTC", line_count=1,
+)
 numbers = {field.name: 1 for field in ReportLine._meta.fields if "Integer" in field.get_internal_type()}
 line = ReportLine.objects.create(
     report=report, line_id="line", key="ip:192.0.2.1", meter="requests", rule="burst",

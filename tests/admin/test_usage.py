@@ -16,7 +16,6 @@ from django.urls import reverse
 
 from ratelimits import engine
 from ratelimits.admin import readonly
-from ratelimits.algorithms.calendar import boundaries
 from ratelimits.engine.call import new_nonce, shard_of_usage
 from ratelimits.engine.counting import Count, RefusalCount
 from ratelimits.engine.server import current_server
@@ -37,7 +36,7 @@ from ratelimits.models import (
 from ratelimits.reports.verify.totals import verify_totals
 from tests.support.reports.invoices import close, spend
 from tests.support.rows import rule
-from tests.support.usage.traffic import NOON, flow, use
+from tests.support.usage.traffic import flow, use
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
 
@@ -104,7 +103,7 @@ def test_the_ledger_is_searched_by_account_through_its_index(admin_client: Clien
     with CaptureQueriesContext(connection) as queries:
         admin_client.get(url(Line), {"q": "acme"})
     (listed,) = [query["sql"] for query in queries if "COUNT(" in query["sql"]]
-    assert '"period" IN' in listed
+    assert '"account" IN' in listed
 
 
 @contextmanager
@@ -121,8 +120,8 @@ def indexes_preferred() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("model", "term", "index"),
     [
-        (Line, "acme ltd", "ratelimits_line_period"),
-        (Line, "acme ltd api_key:1", "ratelimits_line_(period|key)"),
+        (Line, "acme ltd", "ratelimits_line_account"),
+        (Line, "acme ltd api_key:1", "ratelimits_line_(account|key)"),
         (Batch, "{incarnation}", "ratelimits_batch_(identity|1)"),
         (ReportLine, "{line_id}", "ratelimits_reportline_line_id"),
         (ReportLine, "acme ltd", "report"),
@@ -220,10 +219,10 @@ def test_every_page_of_the_app_is_registered() -> None:
 
 def test_lines_and_usage_show_what_a_rule_in_shadow_mode_would_have_refused(admin_client: Client) -> None:
     dry = rule("dry")
-    usage = engine.Usage("acme", "api_key:1", (engine.Meter("requests", 0, 1),), boundaries("month", "UTC", None, NOON))
+    usage = engine.Usage("acme", "api_key:1", (engine.Meter("requests", 0, 1),))
     server = current_server()
     shard = shard_of_usage(server.keyspace, usage)
-    command = Count(server.keyspace.head(shard), server.keyspace.open(shard), usage, "s")
+    command = Count(server.keyspace.head(shard), server.keyspace.open(shard), "s")
     command.add(RefusalCount(usage, (1,), dry.pk, dry.version, 3))
     server.wire.call(command, new_nonce())
     flow()

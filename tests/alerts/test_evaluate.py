@@ -196,8 +196,46 @@ def test_a_limit_per_minute_or_of_another_month_is_no_quantity_of_a_billing_peri
 def test_a_limit_in_another_time_zone_than_the_account_is_the_same_month() -> None:
     Account.objects.create(identifier="acme", timezone="Asia/Tokyo")
     rule = monthly(key_kind="account")
-    spend(60, rule, timezone="Asia/Tokyo")
+    spend(60, rule)
     assert raised() == [("acme", 50, 60, 100)]
+
+
+@pytest.mark.parametrize("kind", ["account", "caller"])
+@pytest.mark.parametrize(
+    ("terms", "day"),
+    [
+        ({"billing_anchor": "2026-01-10T00:00"}, "2026-12-05T00:00"),
+        ({"timezone": "Asia/Tokyo"}, "2026-11-30T14:00"),
+        ({"timezone": "Asia/Tokyo", "billing_anchor": "2026-01-31T06:00"}, "2026-11-29T00:00"),
+    ],
+)
+def test_a_limit_on_the_billing_period_raises_alerts_in_the_accounts_own_period(
+    settings: Any, terms: dict[str, str], day: str, kind: str
+) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": None}
+    Account.objects.create(identifier="42", **terms)
+    rule = monthly(key_kind=kind, calendar_unit="billing_period")
+    spend(60, rule, account="42", key="user:42")
+    assert raised() == [("42", 50, 60, 100)]
+    spend(40, rule, account="42", key="user:42", now=at(day))
+    assert raised(at(day)) == [("42", 80, 100, 100), ("42", 100, 100, 100)]
+    assert len(set(Alert.objects.values_list("period", "period_end"))) == 1
+    later = at("2027-01-20T00:00")
+    spend(50, rule, account="42", key="user:42", now=later)
+    assert raised(later) == [("42", 50, 50, 100)]
+
+
+def test_a_limit_on_the_billing_period_raises_alerts_in_a_period_that_an_edit_has_shortened() -> None:
+    owner = Account.objects.create(identifier="acme")
+    rule = monthly(key_kind="account", calendar_unit="billing_period")
+    spend(10, rule)
+    owner.billing_anchor = "2026-01-10T00:00"
+    owner.save()
+    now = at("2026-12-05T00:00")
+    spend(60, rule, now=now)
+    assert raised(now) == [("acme", 50, 60, 100)]
+    alert = Alert.objects.get()
+    assert (alert.period, alert.period_end) == tuple(at(f"2026-12-{day}T00:00") // 1_000_000 for day in ("01", "10"))
 
 
 def test_a_smaller_plan_raises_what_is_reached_by_it_and_repeats_nothing() -> None:

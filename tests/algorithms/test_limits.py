@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, fields
+from datetime import datetime
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -262,8 +263,11 @@ def test_what_idleness_stores_can_be_counted(algorithm: str, changes: dict[str, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"calendar_unit": "fortnight"}, "unknown calendar_unit 'fortnight': use one of hour, day, week, month, year"),
-        ({"calendar_unit": []}, "unknown calendar_unit []: use one of hour, day, week, month, year"),
+        (
+            {"calendar_unit": "fortnight"},
+            "unknown calendar_unit 'fortnight': use one of hour, day, week, month, year, billing_period",
+        ),
+        ({"calendar_unit": []}, "unknown calendar_unit []: use one of hour, day, week, month, year, billing_period"),
         *(
             (
                 {"timezone": zone},
@@ -366,7 +370,36 @@ def test_a_bucket_is_born_with_its_initial_tokens(initial: int | str, spent: int
 
 def test_the_fields_are_those_of_the_form_in_the_order_of_the_class() -> None:
     assert fields_of("token_bucket") == ("capacity", "rate", "period", "initial")
-    assert {name for kind in ALGORITHMS.values() for name in (field.name for field in fields(kind))} == {
+    assert {name for algorithm in ALGORITHMS for name in fields_of(algorithm)} == {
         "capacity", "rate", "period", "window_start", "calendar_unit", "timezone", "anchor", "sub_windows",
         "weighted", "initial", "delay_after", "max_burst_seconds", "warm_up", "cold_factor", "lease_ttl",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("terms", "start", "end"),
+    [
+        ({}, "2026-11-01T00:00+00:00", "2026-12-01T00:00+00:00"),
+        ({"timezone": "Asia/Tokyo"}, "2026-11-01T00:00+09:00", "2026-12-01T00:00+09:00"),
+        ({"anchor": "2026-01-31T06:00"}, "2026-10-31T06:00+00:00", "2026-11-30T06:00+00:00"),
+    ],
+)
+def test_a_billing_period_outside_of_rules_has_the_terms_that_are_given(
+    terms: dict[str, str], start: str, end: str
+) -> None:
+    """The simulator takes `timezone` and `anchor` as the terms of the account."""
+    window = algorithm_from_json(
+        {"algorithm": "calendar_window", "capacity": 5, "calendar_unit": "billing_period", **terms}
+    )
+    moments = [round(datetime.fromisoformat(moment).timestamp()) * 1_000_000 for moment in (start, end)]
+    assert window.valid_span(moments[0]) == window.valid_span(moments[1] - 1) == tuple(moments)
+    with pytest.raises(ValueError, match="frozen"):
+        algorithm_from_json(
+            {"algorithm": "calendar_window", "capacity": 5, "calendar_unit": "billing_period", "frozen": [1, 2]}
+        )
+
+
+def test_a_billing_period_starts_at_a_quarter_of_an_hour() -> None:
+    rule = {"algorithm": "calendar_window", "capacity": 5, "calendar_unit": "billing_period"}
+    with pytest.raises(ValueError, match="not at a quarter of an hour"):
+        algorithm_from_json({**rule, "anchor": "2026-01-31T06:07"})

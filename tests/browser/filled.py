@@ -13,7 +13,6 @@ from django.utils import timezone
 
 from project.models import ApiKey
 from ratelimits import engine, tasks
-from ratelimits.algorithms.calendar import boundaries
 from ratelimits.algorithms.limits import Limit, TokenBucket
 from ratelimits.identity import Identity
 from ratelimits.models import (
@@ -125,11 +124,10 @@ def _rules(acme: Account) -> tuple[Rule, Rule, Rule]:
 def _usage(keys: list[tuple[str, str]], billing: Rule, limiting: Rule, *, now: int, times: int) -> None:
     """Make requests at one moment, of which the limiting rule refuses a quarter."""
     version = ConfigVersion.read("default")[0]
-    periods = boundaries("month", "UTC", None, now)
     size = TokenBucket(capacity=times * 3 // 4, rate=Decimal(1), period=Decimal(3600))
     for key, account in keys:
         meter = engine.Meter("requests", billing.pk, billing.version)
-        usage = engine.Usage(account, key, (meter,), periods, "UTC", None)
+        usage = engine.Usage(account, key, (meter,))
         limit = Limit(key, size, f"{limiting.name}{now}", rule=limiting.pk, version=version)
         for _request in range(times):
             engine.decide([limit], account=account, usage=usage, now=now)

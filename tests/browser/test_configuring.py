@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.system, pytest.mark.django_db(transaction=True)]
 
 
 def test_a_rule_is_made_from_a_starting_point_and_the_next_request_obeys(admin_page: Page, customer: Customer) -> None:
+    from playwright.sync_api import expect
+
     page = admin_page
     assert customer.ask(page) == 200
     page.locator(".model-rule").get_by_role("link", name="Add").click()
@@ -36,7 +38,7 @@ def test_a_rule_is_made_from_a_starting_point_and_the_next_request_obeys(admin_p
     page.wait_for_function(
         "before => document.querySelector('[data-ratelimits-trial]').innerHTML !== before", arg=drawn
     )
-    assert charts.get_by_role("img").count() == 2
+    expect(charts.get_by_role("img")).to_have_count(2)
     page.get_by_label("Why this change:").scroll_into_view_if_needed()
     top = "document.querySelector('.ratelimits-reads').getBoundingClientRect().top"
     assert page.evaluate(top) >= 0, "the sentence stays in view"

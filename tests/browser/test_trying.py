@@ -34,6 +34,8 @@ def fits(page: Page) -> bool:
 
 
 def test_a_typed_rule_is_tried_on_the_requests_of_the_last_24_hours(open_page: OpenPage) -> None:
+    from playwright.sync_api import expect
+
     start = (int(time.time()) - 600) * 1_000_000
     requests = [(start + n, Identity(f"user:{n % 3}"), "*", "GET", {"requests": 1}, False) for n in range(60)]
     trace.write(requests)
@@ -46,7 +48,7 @@ def test_a_typed_rule_is_tried_on_the_requests_of_the_last_24_hours(open_page: O
         page.get_by_role("button", name="requests of the last 24 hours").click()
     tried = opened.value
     tried.get_by_text("would have refused 15 requests of 3 keys").wait_for()
-    assert tried.get_by_role("link", name="user:1").count() == 1
+    expect(tried.get_by_role("link", name="user:1")).to_have_count(1)
     assert fits(tried)
     row.refresh_from_db()
     assert row.capacity == 50, "nothing was saved"

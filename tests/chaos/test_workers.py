@@ -25,7 +25,8 @@ from ratelimits.conf import conf
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.models import TaskRun
 from ratelimits.quota import process_totals
-from ratelimits.status.facts import Level, facts
+from ratelimits.status.fact import Level
+from ratelimits.status.facts import facts
 from tests.chaos.compared import row_of
 from tests.chaos.load import Load
 from tests.chaos.row import Row

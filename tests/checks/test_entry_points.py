@@ -317,12 +317,12 @@ def test_rules_that_nothing_asks_for_are_warned_of() -> None:
     rule("minute")
     assert messages(ROOT_URLCONF=urls, **UNUSED) == [], "no database may be asked"
     said = {one.id: one for one in messages("default", ROOT_URLCONF=urls, **UNUSED)}
-    assert said.keys() == {"ratelimits.W022", "ratelimits.W032"}
+    assert said.keys() == {"ratelimits.W022"}
     warning = said["ratelimits.W022"]
     assert "'ratelimits.throttling.QuotaThrottle'" in str(warning.hint)
     decided = urlconf(path("decided/", decorated))
     assert "ratelimits.W022" not in [one.id for one in messages("default", ROOT_URLCONF=decided, **UNUSED)]
-    assert [one.id for one in messages("default")] == ["ratelimits.W032"], "the demo project uses QuotaThrottle"
+    assert messages("default") == [], "the demo project uses QuotaThrottle"
     urls = urlconf(path("free/", Free.as_view()))
     use(now=None)
     flow()

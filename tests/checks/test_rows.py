@@ -49,10 +49,32 @@ def test_a_rule_an_override_and_an_account_that_cannot_be_read_are_errors_of_the
     Rule.objects.filter(name="broken").update(timezone="Mars/Olympus")
     KeyOverride.objects.create(key="user:1", rule="burst", rate=0)
     Account.objects.create(identifier="1")
-    Account.objects.update(billing_anchor="the 31st")
+    for anchor in ("2026-01-31T06:07", "the 31st"):
+        Account.objects.update(billing_anchor=anchor)
+        assert "ratelimits.E022" in ids()
     assert ids() == ["ratelimits.E020", "ratelimits.E021", "ratelimits.E022"]
     with pytest.raises(SystemCheckError, match="unknown time zone 'Mars/Olympus'"):
         call_command("check", databases=["default"], stderr=StringIO())
+
+
+def test_a_billing_period_with_a_time_zone_of_its_own_or_for_keys_without_one_is_an_error(settings: Any) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": None}
+    rule("period", "calendar_window", calendar_unit="billing_period", key_kind="user")
+    assert ids() == []
+    for values, said in (
+        ({"timezone": "Asia/Tokyo"}, "Leave the time zone empty"),
+        ({"timezone": "", "anchor": "2026-01-10T00:00"}, "Leave the anchor empty"),
+        ({"anchor": "", "key_kind": "global"}, "other keys have no billing period."),
+    ):
+        Rule.objects.update(**values)
+        (error,) = messages()
+        assert error.id == "ratelimits.E020"
+        assert f"(period) is not in force: {said}" in error.msg or said in error.msg
+        assert ".." not in error.msg
+    Rule.objects.update(key_kind="user")
+    settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": lambda request: "acme"}
+    (error,) = messages()
+    assert "set RATELIMITS['ONE_ACCOUNT_PER_KEY']" in error.msg
 
 
 def test_rules_with_a_scope_that_no_view_has_are_a_warning(settings: Any) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from django.core import checks
 from ratelimits.embedded import free_port
 from tests.doctor.restrictions import ALL, USER, connected, user
 from tests.support.entry_points import away
+from tests.support.fresh import Project
+from tests.support.servers import TestServers
 
 pytestmark = pytest.mark.django_db
 
@@ -37,6 +40,22 @@ def test_no_node_of_a_cluster_answers(settings: Any) -> None:
     place = {**settings.CACHES["ratelimits"], "OPTIONS": {"CONNECTION_FACTORY": factory}}
     settings.CACHES = {**settings.CACHES, "ratelimits": place}
     assert "The server does not answer: " in found("default")["ratelimits.E053"]
+
+
+@pytest.mark.parametrize("is_away", [True, False])
+def test_before_the_first_migration_the_server_is_asked_too(
+    tmp_path: Path, servers: TestServers, is_away: bool
+) -> None:
+    project = Project(tmp_path, servers)
+    project.create_database("default")
+    if is_away:
+        project.settings["CACHES"]["ratelimits"]["LOCATION"] = f"redis://127.0.0.1:{free_port()}/0"
+    said = project.manage("check", "--database", "default", fails=is_away)
+    assert "ratelimits.W055) The app's tables cannot be read" in said
+    assert ("ratelimits.E053" in said) == is_away
+    assert "no issues" not in said
+    project.manage("migrate", "--verbosity", "0")
+    assert "ratelimits.W055" not in project.manage("check", "--database", "default", fails=is_away)
 
 
 @pytest.mark.parametrize("command", ["migrate", "test"])

@@ -23,6 +23,11 @@ def ids() -> list[str]:
     return sorted(str(each.id) for each in found if str(each.id).startswith("ratelimits.W03"))
 
 
+def errors() -> list[str]:
+    found = checks.run_checks(tags=["ratelimits"], databases=["default"])
+    return sorted(str(each.id) for each in found if isinstance(each, checks.Error))
+
+
 @pytest.fixture
 def _set_back(redis_client: RawRedis) -> Iterator[None]:
     yield
@@ -36,9 +41,12 @@ def test_a_server_that_may_lose_usage_is_warned_of(redis_client: RawRedis) -> No
     redis_client.config_set("maxmemory-policy", "allkeys-lru")
     redis_client.config_set("appendonly", "no")
     # In a new project without a rule, people learn at once that no usage will be written.
-    assert ids() == ["ratelimits.W030", "ratelimits.W031"]
+    assert (ids(), errors()) == (["ratelimits.W030", "ratelimits.W031"], [])
     rule("monthly", bills=True)
-    assert ids() == ["ratelimits.W030", "ratelimits.W031", "ratelimits.W032"]
+    assert ids() == ["ratelimits.W030", "ratelimits.W032"]
+    assert errors() == ["ratelimits.E055"]
+    redis_client.config_set("maxmemory-policy", "volatile-lru")  # keeps usage, which has no time to live
+    assert (ids(), errors()) == (["ratelimits.W030", "ratelimits.W031", "ratelimits.W032"], [])
     assert checks.run_checks(tags=["ratelimits"], databases=[]) == [], "no server is asked without --database"
 
 
@@ -54,13 +62,27 @@ def test_it_says_that_memory_is_short_before_it_is_full(redis_client: RawRedis, 
     assert [name for name in names if name in ("W040", "W041")] == found
 
 
+def worker() -> str:
+    """Return what is said of the worker."""
+    found = checks.run_checks(tags=["ratelimits"], databases=["default"])
+    return next(each.msg for each in found if each.id == "ratelimits.W032")
+
+
 def test_a_worker_that_never_ran_or_stopped_is_warned_of() -> None:
     rule("monthly", bills=True)
+    assert "what is counted will wait in Redis" in worker()
     use(now=None)
-    assert ids() == ["ratelimits.W032"]
+    assert worker() == "Usage waits in Redis: none was sealed and drained yet."
     flow()
     assert ids() == []
     ShardState.objects.update(watermark=1_700_000_000_000_000)
+    assert "since 2023-11-14 22:13 UTC: what is counted will wait in Redis" in worker()
+    use(now=None)
+    assert worker() == "Usage waits in Redis: none was sealed and drained since 2023-11-14 22:13 UTC."
+
+
+def test_a_rule_whose_counts_are_restored_needs_a_worker() -> None:
+    rule("monthly", "calendar_window", calendar_unit="month", lasting=True)
     assert ids() == ["ratelimits.W032"]
 
 
@@ -78,6 +100,8 @@ def test_usage_that_no_rule_bills_needs_a_worker_too(settings: Any) -> None:
     ShardState.objects.update(watermark=1_700_000_000_000_000)
     assert ids() == [], "all usage is in the ledger, and nothing more is counted"
     rule("plain", bills=False)
+    assert ids() == [], "no request came, so nothing waits"
+    use(now=None)
     assert ids() == ["ratelimits.W032"]
 
 

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import redis
+from django.conf import settings
+from django.test import override_settings
 from redis.credentials import CredentialProvider
 
 from ratelimits.doctor.diagnosis import ServerDiagnosis, diagnose
@@ -15,11 +18,13 @@ from ratelimits.doctor.findings import ServerFinding
 from ratelimits.doctor.parts import Part
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.server import current_server
+from ratelimits.models import Line
 from ratelimits.status.redis_state import RedisReading
 from tests.doctor.restrictions import ACLS, ALL, PASSWORD, SETTINGS, USER, connected, settings_of_server, user
-from tests.support.engine.memory import use_share
+from tests.support.engine.memory import NEAR, use_share
 from tests.support.engine.proxy import Proxy
 from tests.support.servers import TestServers
+from tests.support.usage.traffic import flow, use
 
 
 def failing(one: ServerDiagnosis) -> set[Part]:
@@ -114,6 +119,73 @@ def test_each_of_several_reasons_is_named_once(redis_client: redis.Redis, redis_
     assert wrong == []
 
 
+#: The fence; what the user may not do; the fences that work there; parts of what is said of those that do not.
+FENCES: dict[str, tuple[str, tuple[str, ...], str, tuple[str, ...]]] = {
+    "no CONFIG": (
+        "aof",
+        ("-config",),
+        '"window" and "durable"',
+        ('"wait" (fewer than 1 replicas', '"waitaof" (the server'),
+    ),
+    "no INFO": ("aof", ("-info",), '"durable"', ('"window" (the fence "window" must see', '"wait" (', '"waitaof" (')),
+    "no CONFIG, no counts": ("aof", ("-config", "-hincrby"), '"window" and "durable"', ('"wait" (fewer than 1',)),
+    "no WAITAOF": ("waitaof", (), '"aof", "window" and "durable"', ('"wait" (fewer than 1 replicas',)),
+    "no replicas": ("wait", (), '"aof", "window" and "durable"', ('"waitaof" (the server',)),
+    "no WAIT": ("wait", ("-wait",), '"aof", "window" and "durable"', ('"waitaof" (the server',)),
+    "no fence by INFO": ("window", ("-info",), '"durable"', ('"aof" (', "allow", '"wait" (')),
+}
+
+
+def test_only_the_fences_that_work_on_the_server_are_offered(redis_client: redis.Redis, redis_url: str) -> None:
+    """Also where usage is not counted, so that nobody has tried the fence."""
+    wrong = []
+    for title, (fence, denied, working, others) in FENCES.items():
+        with (
+            override_settings(RATELIMITS={**settings.RATELIMITS, "FENCE": fence}),
+            user(redis_client, *ALL, "+wait", *denied),
+            connected(redis_url, USER),
+        ):
+            one = only()
+        said = [found.mend for found in one.findings if found.name in {"fence", "command:CONFIG GET"}]
+        expected = f"RATELIMITS['FENCE'] is \"{fence}\". If nobody can change this server, it accepts {working}: "
+        if len(said) != 1 or expected not in said[0] or not all(text in said[0] for text in others):
+            wrong.append(f"{title}: {one.findings}")
+    assert wrong == []
+
+
+#: What the user may not do; all missing rights, also of commands that are sent only after others were allowed.
+HIDDEN = {
+    ("-info", "-config"): {"+info", "+config|get"},
+    ("-eval", "-lindex", "-zadd", "-config"): {"+eval", "+lindex", "+zadd", "+config|get"},
+    ("-info", "-evalsha", "-script", "-config"): {"+info", "+evalsha", "+script|load", "+config|get"},
+}
+
+
+def test_the_line_has_rights_that_are_hidden_behind_others(redis_client: redis.Redis, redis_url: str) -> None:
+    wrong = []
+    for denied, expected in HIDDEN.items():
+        with user(redis_client, *ALL, *denied), connected(redis_url, USER):
+            line = only().acl_line
+        with user(redis_client, *ALL, *denied, *line.split()[3:]), connected(redis_url, USER):
+            again = only()
+        if {*line.split()[3:]} != expected or again.findings:
+            wrong.append(f"{denied}: {line}: {again.findings}")
+    assert wrong == []
+
+
+def test_the_command_that_stops_a_part_is_blamed_and_no_other(redis_client: redis.Redis, redis_url: str) -> None:
+    with user(redis_client, *ALL, "-info", "-evalsha", "-script"), connected(redis_url, USER):
+        redis_client.script_flush()
+        one = only()
+    stopped = {found.name: found.parts for found in one.findings}
+    assert stopped["command:INFO"] == {Part.RESTORES}
+    assert stopped["command:SCRIPT LOAD"] == set()
+    assert {Part.LIMITS, Part.COUNTS} <= stopped["command:EVALSHA"]
+    with user(redis_client, *ALL, "-info", "-script"), connected(redis_url, USER):
+        redis_client.script_flush()
+        assert failing(only()) == {Part.BILLS, Part.RESTORES}
+
+
 def test_a_full_server_is_to_blame_and_no_command_that_is_not_needed(redis_client: redis.Redis, redis_url: str) -> None:
     redis_client.set("ballast", "x" * (8 << 20))
     with (
@@ -149,11 +221,37 @@ def test_a_full_server_works_until_its_reserve_is_used(redis_client: redis.Redis
         redis_client.delete("ballast")
         if [found.name for found in one.findings] != ["full"] or not works <= {*Part} - failing(one):
             wrong.append(f"{megabytes}: {failing(one)}: {one.findings}")
+        if megabytes and ("ratelimits_drain" not in one.findings[0].mend or Part.BILLS in failing(one)):
+            wrong.append(f"{megabytes}: usage that waits can be drained, but the doctor says {one.findings}")
         if megabytes and not {Part.LIMITS, Part.COUNTS} <= failing(one):
             wrong.append(f"{megabytes}: the failure policies answer, but the doctor says {failing(one)}")
         if redis_client.keys():
             wrong.append(f"{megabytes}: left {redis_client.keys()}")
     assert wrong == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_usage_reaches_the_ledger_where_the_doctor_says_so(redis_client: redis.Redis) -> None:
+    """The server is so full that it does not count any more."""
+    use()
+    redis_client.set("ballast", "x" * (8 << 20))
+    with settings_of_server(redis_client, maxmemory="0"):
+        use_share(redis_client, 4)
+        assert Part.BILLS not in failing(only())
+        flow()
+    redis_client.delete("ballast")
+    assert Line.objects.exists()
+
+
+def test_memory_that_is_short_is_named_before_it_is_full(redis_client: redis.Redis) -> None:
+    only()  # the server keeps the scripts
+    redis_client.setrange("ballast", 2**24, b"x")
+    with settings_of_server(redis_client, maxmemory="0"):
+        use_share(redis_client, NEAR)
+        one = only()
+    redis_client.delete("ballast")
+    assert ([found.name for found in one.findings], failing(one)) == (["nearly-full"], set())
+    assert "new addresses of a network share one count" in one.findings[0].why
 
 
 def test_two_servers_behind_one_address_are_named_without_info(

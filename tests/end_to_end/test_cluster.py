@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import ssl
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -52,7 +53,7 @@ from ratelimits.engine.memory_watch import look
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.publish import publish_version
 from ratelimits.engine.server import current_server
-from ratelimits.engine.transport.ages import IDLE
+from ratelimits.engine.transport.ages import IDLE, LIFETIME, LIFETIME_OF_CREDENTIALS
 from ratelimits.engine.transport.breaker import FAILURES
 from ratelimits.engine.transport.multiplexed import Multiplexed
 from ratelimits.engine.transport.probing import prober
@@ -75,7 +76,8 @@ from tests.support.engine.asking import KEYS, NOW, SECOND, home, limit, usage
 from tests.support.engine.memory import FULL, SHORT, looking_by_hand, shortage, use_share
 from tests.support.engine.proxy import Proxy
 from tests.support.engine.rotating import Callers, Provider, Streaming, Users
-from tests.support.engine.saying import let_be_idle
+from tests.support.engine.saying import let_be_idle, let_be_old
+from tests.support.engine.tls import Certificate
 from tests.support.entry_points import begin_afresh
 from tests.support.eventually import until
 from tests.support.raw import RawRedis
@@ -301,7 +303,7 @@ def test_a_refusal_by_any_shard_takes_nothing_and_is_counted_once_by_the_rule_th
         assert (decision.allowed, decision.binding, decision.retry_after) == (False, refusing, None)
         assert decision.receipt is None
     assert [one.remaining for one in engine.peek(limits, account=ACCOUNT).standings] == capacities
-    assert {(name[0], name.split("|")[4]) for name in counted(cluster)} == {("d", str(refusing + 1))}
+    assert {(name[0], name.split("|")[3]) for name in counted(cluster)} == {("d", str(refusing + 1))}
     assert kinds(cluster) == {"d": 2}
 
 
@@ -401,7 +403,7 @@ def test_what_a_shadow_rule_elsewhere_would_have_refused_is_counted_beside_the_a
     terms = tuple(Term(none, "rule", number, 0, Mode.SHADOW, rule=number + 1, version=1) for number in range(len(keys)))
     call = Call(program(terms), keys, (2,), ACCOUNT, usage(Meter("requests")), version=1)
     assert decide_call(current_server(), call).allowed
-    fields = {(name[0], name.split("|")[4], name[-1]): value for name, value in counted(cluster).items()}
+    fields = {(name[0], name.split("|")[3], name[-1]): value for name, value in counted(cluster).items()}
     assert fields == {("a", "0", "n"): 1, ("a", "0", "u"): 2} | {
         ("s", str(rule), suffix): value for rule in (1, 2, 3) for suffix, value in (("n", 1), ("u", 2))
     }
@@ -645,7 +647,7 @@ def test_what_was_charged_in_a_slot_on_the_move_is_answered_though_its_full_batc
         return decision.remaining
 
     assert request("user:1") == 9
-    node.hset(KEYS.open(number), mapping={f"a|1|1|requests|0|0|acme|user:x{each}|1": 1 for each in range(5000)})
+    node.hset(KEYS.open(number), mapping={f"a|1|requests|0|0|acme|user:x{each}|1": 1 for each in range(5000)})
     with cluster.on_the_move(number):
         assert request("user:2") == 8
         assert node.exists(KEYS.open(number))
@@ -660,13 +662,33 @@ def test_what_was_charged_in_a_slot_on_the_move_is_answered_though_its_full_batc
 def test_a_replica_that_takes_over_is_followed_and_counts_under_an_incarnation_of_its_own(
     cluster: Cluster, servers: TestServers, tmp_path: Path
 ) -> None:
-    """Fail over by hand, which loses nothing."""
+    fail_over_by_hand(cluster, tmp_path, server_binary(servers.redis_kind))
+
+
+@pytest.mark.system
+@pytest.mark.django_db(transaction=True)
+def test_over_tls_a_replica_that_takes_over_is_followed_too(tmp_path: Path) -> None:
+    binary = server_binary("redis7")
+    running = Cluster(tmp_path, binary, certificate=Certificate(tmp_path))
+    try:
+        with running.settings():
+            fail_over_by_hand(running, tmp_path, binary)
+            wire: Any = current_server().wire
+            opened = [owned.connection for node in wire._nodes.values() for owned in node._idle._idle]
+            assert {type(connection._sock) for connection in opened} == {ssl.SSLSocket}
+            wire.client.close()
+    finally:
+        running.stop()
+
+
+def fail_over_by_hand(cluster: Cluster, folder: Path, binary: Path) -> None:
+    """Let a replica of a node take over, which loses nothing, and test that the app follows."""
     number = cluster.node_of(home(ACCOUNT))
     limits = spread(cluster)
     for _ in range(3):
         assert engine.decide(limits, account=ACCOUNT, usage=usage()).allowed
     flow()
-    with cluster.replica(number, tmp_path, server_binary(servers.redis_kind)) as new:
+    with cluster.replica(number, folder, binary) as new:
         acknowledged, unanswered = 3, 0
         cluster.fail_over(new)
         while acknowledged < 6:
@@ -842,7 +864,7 @@ def test_a_shard_on_the_move_waits_for_the_next_drain_and_keeps_no_other_from_th
 def test_a_record_that_moves_while_it_is_declared_is_declared_once_and_removed_later(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    number, counter = home(ACCOUNT), f"a|{NOW // SECOND}|0|requests|0|0|{ACCOUNT}|user:1"
+    number, counter = home(ACCOUNT), f"a|{NOW // SECOND}|requests|0|0|{ACCOUNT}|user:1"
     key, store = KEYS.prefetched(number), process_totals.store
     cluster.client_of(number).hset(key, "killed", f"0 3 1 {counter} 1")
     with cluster.on_the_move(number) as take:
@@ -1106,6 +1128,21 @@ def test_connections_that_were_dropped_while_they_were_idle_are_replaced(nodes: 
             assert ask().remaining == before - 1
 
 
+def test_connections_that_are_too_old_are_replaced(nodes: Cluster) -> None:
+    some = spread(nodes)
+    with through_proxies(nodes) as proxies, asyncio.Runner() as runner:
+        for ask in (
+            lambda: engine.decide(some, account=ACCOUNT),
+            lambda: runner.run(engine.adecide(some, account=ACCOUNT)),
+        ):
+            before, connections = ask().remaining, [proxy.connections for proxy in proxies]
+            for node in current_server().wire._nodes.values():  # type: ignore[attr-defined]
+                let_be_old(node, LIFETIME)
+            assert ask().remaining == before - 1
+            again = [proxy.connections > number for proxy, number in zip(proxies, connections, strict=True)]
+            assert sum(again) == NODES
+
+
 def test_the_slots_of_a_node_that_stays_away_are_found_on_another_node(nodes: Cluster) -> None:
     """No request asks a node that is away, so none is told that another node has the slots now."""
     shard_of_account = home(ACCOUNT)
@@ -1140,6 +1177,7 @@ def test_credentials_of_the_nodes_change_under_load(nodes: Cluster, provider: ty
                 assert node._pool.ages.asked == 5, "redis-py's client of a cluster does not know this option"
                 if provider is Provider:
                     node._pool.ages.lifetime = 0.0
+                    let_be_old(node, LIFETIME_OF_CREDENTIALS)
             with Callers(
                 lambda: engine.decide(some, account=ACCOUNT), lambda: engine.adecide(some, account=ACCOUNT)
             ) as callers:

@@ -13,16 +13,20 @@ import redis
 from django.conf import settings
 from django.core import checks
 from django.test import override_settings
+from redis.exceptions import ResponseError
 
 from ratelimits import engine
 from ratelimits.embedded import EmbeddedServer
+from ratelimits.engine.publish import publish_version
 from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.run import UNREADABLE, read_run
-from ratelimits.models import Batch, DurabilityGap
+from ratelimits.models import Batch, DurabilityGap, Line
 from ratelimits.reports.gaps import describe
 from ratelimits.reports.verify.printed import verify_printed
 from ratelimits.simulate.trial import try_rule
-from ratelimits.status.facts import Level, facts
+from ratelimits.status.fact import Level
+from ratelimits.status.facts import facts
+from ratelimits.status.redis_state import RedisReading
 from ratelimits.usage.fence import NotFencedError
 from tests.support.engine.asking import NOW, limit
 from tests.support.engine.proxy import Proxy
@@ -143,10 +147,41 @@ def test_a_user_without_config_has_an_honest_fence(redis_client: redis.Redis, re
     assert list(verify_printed("default")) == []
 
 
+@pytest.mark.parametrize(("fence", "command"), [("waitaof", "WAITAOF"), ("aof", "CONFIG GET"), ("aof", "INFO")])
+def test_a_right_of_the_fence_is_taken_away_while_the_worker_runs(
+    redis_client: redis.Redis, redis_url: str, servers: TestServers, fence: str, command: str
+) -> None:
+    """Nothing is written to the ledger until the right is back. Then all of it is, once."""
+    if fence == "waitaof" and servers.redis_kind == "redis6":
+        return  # it has no WAITAOF: tests/usage/test_fence.py
+    rule("monthly", bills=True)
+    words = (command, f"ACL SETUSER {USER} +{command.lower().replace(' ', '|')}", f"['FENCE'] is \"{fence}\"")
+    with override_settings(RATELIMITS={**settings.RATELIMITS, "FENCE": fence}), restricted(redis_client, redis_url):
+        use()
+        assert flow().batches == 1
+        redis_client.execute_command("ACL", "SETUSER", USER, f"-{command.split()[0].lower()}")
+        use()
+        for _ in range(2):
+            with pytest.raises(NotFencedError, match=command):
+                flow()
+            use()
+        message = found()["E047"]
+        assert [word for word in words if word not in message] == []
+        assert (Batch.objects.count(), Line.objects.count()) == (1, 1)
+        redis_client.execute_command("ACL", "SETUSER", USER, f"+{command.split()[0].lower()}")
+        flow()
+        assert "E047" not in found()
+    assert sum(Line.objects.values_list("admitted_requests", flat=True)) == 4
+    assert not Line.objects.exclude(batch__fence__in=(fence, "always")).exists()
+
+
 def found() -> dict[str, str]:
     """Return the messages of the checks of the server, by their ids."""
-    messages = checks.run_checks(tags=["ratelimits"], databases=["default"])
-    return {str(each.id).removeprefix("ratelimits."): f"{each.msg} {each.hint}" for each in messages}
+    texts: dict[str, str] = {}
+    for each in checks.run_checks(tags=["ratelimits"], databases=["default"]):
+        name = str(each.id).removeprefix("ratelimits.")
+        texts[name] = f"{texts.get(name, '')}{each.msg} {each.hint}\n"
+    return texts
 
 
 @pytest.mark.parametrize(
@@ -159,6 +194,8 @@ def found() -> dict[str, str]:
         ("-set", "E046", ("may not send SET", f"ACL SETUSER {USER} +set", "It stops: decide requests")),
         ("resetkeys ~rl:1:other:*", "E046", ("Redis keys", f"ACL SETUSER {USER} ~rl:1:test:*")),
         ("-config", "E047", ("CONFIG GET", "+config|get", "RATELIMITS['FENCE']", "window")),
+        # Where usage is not counted, nobody tries the fence.
+        ("-config -hincrby", "E046", ("may not send CONFIG GET", "RATELIMITS['FENCE']", '"aof"', '"window"')),
     ],
 )
 def test_a_check_names_what_is_refused_and_the_right(
@@ -193,6 +230,13 @@ def test_what_cannot_be_read_is_never_shown_as_off(redis_client: redis.Redis, re
     assert "cannot be read" in messages["W047"]
 
 
+def test_the_status_page_names_the_other_fences(redis_client: redis.Redis, redis_url: str) -> None:
+    with restricted(redis_client, redis_url, "-config"):
+        shown = {fact.name: fact for fact in facts(RedisReading(tries=True))}
+    assert "+config|get" in shown["redis"].detail
+    assert "RATELIMITS['FENCE']" in shown["redis"].detail
+
+
 def test_a_server_that_can_evict_is_named_also_where_config_is_refused(
     redis_client: redis.Redis, redis_url: str
 ) -> None:
@@ -221,3 +265,35 @@ def test_replicas_and_other_servers_behind_one_address_are_named(
             assert "is a read-only replica" in found()["E048"]
     finally:
         other.stop()
+
+
+def test_all_follow_a_name_that_leads_to_the_new_primary(servers: TestServers, tmp_path: Path) -> None:
+    """The old primary goes on as a replica, and closes no connection."""
+    binary = server_binary(servers.redis_kind)
+    old, new = (EmbeddedServer(tmp_path / name, aof=True, binary=binary) for name in ("old", "new"))
+    try:
+        with (
+            redis.Redis(port=old.port) as first,
+            redis.Redis(port=new.port) as second,
+            Proxy(old.port) as proxy,
+            reached_by(proxy.url),
+        ):
+            for client in (first, second):
+                client.config_set("appendfsync", "always")
+            use()
+            assert flow().batches == 1
+            second.replicaof("127.0.0.1", old.port)
+            until(lambda: second.info("replication")["master_link_status"] == "up", "the replica follows")
+            second.replicaof("NO", "ONE")
+            first.replicaof("127.0.0.1", new.port)
+            proxy.in_turn(new.port)
+            assert use().allowed, "decided by the new primary, in the same call"
+            with pytest.raises(ResponseError, match=r"READONLY|read only"):
+                flow()
+            assert flow().batches == 1
+            assert publish_version(7) == 7
+            assert {fact.name: fact for fact in facts()}["redis"].level is Level.GREEN
+            assert sum(Line.objects.values_list("admitted_requests", flat=True)) == 2
+    finally:
+        old.stop()
+        new.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,15 @@ from ratelimits import engine
 from ratelimits.doctor.diagnosis import diagnose
 from ratelimits.engine import NotSent, Unanswered
 from ratelimits.engine.server import current_server
-from ratelimits.engine.transport.ages import IDLE
+from ratelimits.engine.transport.ages import IDLE, LIFETIME
 from ratelimits.models import Batch, DurabilityGap, Line
 from ratelimits.models.ledger.gaps import GapKind, of_shard
 from tests.support.engine.asking import KEYS, home, limit, usage
 from tests.support.engine.proxy import Proxy
 from tests.support.engine.rotating import Callers, Provider, Streaming, Users
-from tests.support.engine.saying import let_pool_be_idle
-from tests.support.eventually import PATIENCE
+from tests.support.engine.saying import let_be_old, let_pool_be_idle, let_pool_be_old
+from tests.support.engine.tls import Certificate
+from tests.support.eventually import PATIENCE, until
 from tests.support.sentinel import Watched
 from tests.support.servers import TestServers, server_binary
 from tests.support.usage.traffic import flow, use
@@ -32,9 +34,15 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def watched(servers: TestServers, tmp_path: Path) -> Iterator[Watched]:
-    """Start a primary and its replica; the engine asks a sentinel for their addresses during the test."""
-    running = Watched(tmp_path, server_binary(servers.redis_kind))
+def watched(request: pytest.FixtureRequest, servers: TestServers, tmp_path: Path) -> Iterator[Watched]:
+    """Start a primary and its replica; the engine asks a sentinel for their addresses during the test.
+
+    With the parameter "tls", all of them speak TLS, on Redis 7.
+    """
+    if getattr(request, "param", "") == "tls":
+        running = Watched(tmp_path, server_binary("redis7"), certificate=Certificate(tmp_path))
+    else:
+        running = Watched(tmp_path, server_binary(servers.redis_kind))
     try:
         with running.settings():
             yield running
@@ -57,6 +65,7 @@ def evalsha_calls(port: int) -> int:
         return int(client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"])
 
 
+@pytest.mark.parametrize("watched", ["plain", pytest.param("tls", marks=pytest.mark.system)], indirect=True)
 def test_a_failover_loses_nothing_that_was_replicated_and_is_declared(watched: Watched) -> None:
     old = watched.primary()
     first = limit("fixed_window", period=1_000_000, capacity=1000)
@@ -102,19 +111,33 @@ def test_a_failover_loses_nothing_that_was_replicated_and_is_declared(watched: W
     assert DurabilityGap.objects.filter(of_shard(home("acme")), kind=GapKind.RESTART).exists()
 
 
-def test_a_primary_without_its_replica_is_left_where_it_is_told_to_refuse(watched: Watched) -> None:
-    old = watched.primary()
-    with redis.Redis(port=old.port) as client:
-        client.config_set("min-replicas-to-write", 1)
+@pytest.mark.parametrize("watched", ["plain", pytest.param("tls", marks=pytest.mark.system)], indirect=True)
+def test_async_code_follows_a_failover_on_the_connection_of_its_loop(watched: Watched) -> None:
     some = limit("fixed_window", period=1_000_000, capacity=1000)
-    engine.decide([some], account="acme")
-    asyncio.run(engine.adecide([some], account="acme"))
-    watched.replicated()
-    watched.failover(follows=False)
-    with pytest.raises(NotSent, match="NOREPLICAS"):
+    with asyncio.Runner() as runner:
+        for remaining in (999, 998):
+            assert runner.run(engine.adecide([some], account="acme")).remaining == remaining
+        watched.replicated()
+        watched.failover()
+        assert runner.run(engine.adecide([some], account="acme")).remaining == 997
+        wire: Any = current_server().wire
+        ((shared, _end),) = wire._loops.values()
+        _host, port = shared._link._transport.get_extra_info("peername")
+        assert port == watched.ports[watched.servers.index(watched.primary())]
+
+
+def test_a_primary_without_its_replica_is_left_where_it_is_told_to_refuse(watched: Watched) -> None:
+    """What it refuses is decided by the new primary, in the same call."""
+    old = watched.primary()
+    with redis.Redis(port=old.port) as client, asyncio.Runner() as runner:
+        client.config_set("min-replicas-to-write", 1)
+        some = limit("fixed_window", period=1_000_000, capacity=1000)
         engine.decide([some], account="acme")
-    assert engine.decide([some], account="acme").remaining == 997
-    with redis.Redis(port=old.port) as client:
+        runner.run(engine.adecide([some], account="acme"))
+        watched.replicated()
+        watched.failover(follows=False)
+        assert engine.decide([some], account="acme").remaining == 997
+        assert runner.run(engine.adecide([some], account="acme")).remaining == 996
         assert client.info("replication")["role"] == "master"
 
 
@@ -185,6 +208,38 @@ def test_a_sentinels_connection_that_was_dropped_while_it_was_idle_is_replaced(w
             proxy.forget()
             admin.client_kill_filter(_type="normal", skipme=True)
             assert ask().allowed
+        current_server().wire.client.close()
+
+
+def test_connections_that_are_too_old_are_replaced_with_those_of_the_sentinel(watched: Watched) -> None:
+    with (
+        Proxy(watched.port) as proxy,
+        asyncio.Runner() as runner,
+        redis.Redis(port=watched.primary().port) as admin,
+        watched.settings(SENTINELS=[("127.0.0.1", proxy.port)]),
+    ):
+
+        def clients() -> set[str]:
+            return {one["id"] for one in admin.client_list(_type="normal")}
+
+        def ended(before: set[str]) -> bool:
+            return before.isdisjoint(clients())
+
+        for ask in (
+            lambda: engine.decide([limit()], account="acme"),
+            lambda: runner.run(engine.adecide([limit()], account="acme")),
+        ):
+            before = clients()
+            assert ask().allowed
+            its = clients() - before
+            wire: Any = current_server().wire
+            asked = proxy.connections
+            let_be_old(wire, LIFETIME)
+            for sentinel in wire._pool.sentinel_manager.sentinels:
+                let_pool_be_old(sentinel.connection_pool, LIFETIME)
+            assert ask().allowed
+            until(partial(ended, its), "the old connection is closed")
+            assert (len(its), proxy.connections) == (1, asked + 1)
         current_server().wire.client.close()
 
 

@@ -29,7 +29,8 @@ from ratelimits.quota import checking, from_memory, operating
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.receipts import refund, settle
 from ratelimits.simulate.trial import try_rule
-from ratelimits.status.facts import Level, facts
+from ratelimits.status.fact import Level
+from ratelimits.status.facts import facts
 from tests.support.engine.asking import limit
 from tests.support.engine.proxy import Proxy
 from tests.support.engine.tls import TlsServer

@@ -5,14 +5,12 @@ from __future__ import annotations
 import ast
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ratelimits
-from ratelimits.algorithms.calendar import boundaries
 from ratelimits.engine import counting, spent
 from ratelimits.engine.assemble import scripts
 from ratelimits.engine.call import Meter, Usage
@@ -93,11 +91,8 @@ def test_the_size_of_a_full_batch_is_the_one_that_is_bounded() -> None:
 
 
 def refusals(number: int, *meters: str) -> list[RefusalCount]:
-    periods = boundaries("month", "UTC", None, time.time_ns() // 1000)
     names = tuple(Meter(name) for name in meters)
-    return [
-        RefusalCount(Usage("7", f"api_key:{n}", names, periods), (3,) * len(meters), 1, 1, 2) for n in range(number)
-    ]
+    return [RefusalCount(Usage("7", f"api_key:{n}", names), (3,) * len(meters), 1, 1, 2) for n in range(number)]
 
 
 @pytest.mark.parametrize("meters", [1, 3, MAX_METERS])

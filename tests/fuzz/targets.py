@@ -95,7 +95,7 @@ def _batch(data: bytes) -> None:
     """Read the fields of a sealed batch: name and value take turns, a line each."""
     lines = data.split(b"\n")
     for line in packet(3, zip(lines[::2], lines[1::2], strict=False)).lines:
-        assert len([unescaped(value) for value in values(line)]) == 15
+        assert len([unescaped(value) for value in values(line)]) == 14
 
 
 @cache
@@ -119,7 +119,7 @@ def _archive_file(data: bytes) -> None:
 
 
 _IDENTITY = b"#i\ni\n#s\n1\n#o\n1\n#r\nr\n#p\n7\n#q\n3\n#f\n\n#t\n2\n#x\nr\n#c\n%d\n"
-_EMPTY = b"ratelimits archive 1\n"
+_EMPTY = b"ratelimits archive 2\n"
 _ARCHIVED = b'{"shard": 1, "incarnation": "i", "seq": 1, "line_count": 1, "parts": "00"}\na\tb\n'
 _MANIFEST = {
     "format": manifest.FORMAT,
@@ -215,7 +215,7 @@ TARGETS = (
         (manifest.ManifestError,),
         (json.dumps(_MANIFEST).encode(),),
     ),
-    Target("a sealed batch", _batch, (Unreadable,), (_IDENTITY % 9 + b"a|900|0|requests|1|1|acme|user:1|1\n1",)),
+    Target("a sealed batch", _batch, (Unreadable,), (_IDENTITY % 9 + b"a|900|requests|1|1|acme|user:1|1\n1",)),
     Target("an archive's lines", _archive, (archive.ArchiveError,), (_EMPTY + _ARCHIVED,)),
     Target(
         "an archive's file",
@@ -223,7 +223,7 @@ TARGETS = (
         (archive.ArchiveError,),
         (
             gzip.compress(
-                b"ratelimits archive 1\nend %b\n" % hashlib.sha256(b"ratelimits archive 1\n").hexdigest().encode()
+                b"ratelimits archive 2\nend %b\n" % hashlib.sha256(b"ratelimits archive 2\n").hexdigest().encode()
             ),
         ),
     ),

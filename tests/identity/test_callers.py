@@ -36,7 +36,8 @@ from ratelimits.models.keys import key_name
 from ratelimits.outbound import WaitTooLong, permits
 from ratelimits.quota import checking, process_totals
 from ratelimits.quota.operating import reset
-from ratelimits.status.facts import Fact, Level, facts
+from ratelimits.status.fact import Fact, Level
+from ratelimits.status.facts import facts
 from ratelimits.throttling import QuotaThrottle
 from tests.identity.conftest import Device, Team, request, token_user
 from tests.support.below import SITE

@@ -11,6 +11,7 @@ from django.db import IntegrityError, transaction
 from ratelimits.algorithms.limits import ALGORITHMS, TokenBucket, fields_of
 from ratelimits.models import Plan, Rule
 from ratelimits.models.fields.rule_fields import PARAMETERS, required_fields
+from ratelimits.models.keys import KeyKind
 from tests.support.rows import NEEDED, rule, unsaved
 
 pytestmark = pytest.mark.django_db
@@ -76,6 +77,57 @@ def test_an_anchor_that_is_no_moment_is_refused() -> None:
     assert "2026-01-31T06:00" in said["anchor"]
     said = errors(unsaved(algorithm="calendar_window", anchor="2026-01-31T06:00Z"))
     assert "has an offset" in said["anchor"]
+
+
+def per_period(key_kind: str = "account", **fields: Any) -> Rule:
+    return unsaved(algorithm="calendar_window", calendar_unit="billing_period", key_kind=key_kind, **fields)
+
+
+def may_be_saved(row: Rule) -> bool:
+    try:
+        row.full_clean()
+    except ValidationError:
+        return False
+    return True
+
+
+def test_a_billing_period_has_the_time_zone_and_the_anchor_of_the_account() -> None:
+    assert may_be_saved(per_period())
+    assert errors(per_period(timezone="Asia/Tokyo", anchor="2026-01-10T00:00")) == {
+        "timezone": "Leave the time zone empty: a billing period is in the time zone of the account.",
+        "anchor": "Leave the anchor empty: a billing period starts at the billing anchor of the account.",
+    }
+    assert list(errors(per_period(timezone="UTC"))) == ["timezone"]
+    assert "unknown time zone" in errors(per_period(timezone="Mars/Olympus"))["timezone"]
+    row = per_period(timezone="Asia/Tokyo")
+    assert "Leave the time zone empty" in row.unreadable()
+    assert row.sentence() == (
+        "not in force: Leave the time zone empty: a billing period is in the time zone of the account"
+    )
+
+
+@pytest.mark.parametrize(
+    ("accounts", "promised", "kinds"),
+    [
+        (None, False, {"account", "caller", "user"}),
+        ("hook", False, {"account"}),
+        (None, True, {"account", "caller", "user", "api_key"}),
+        ("hook", True, {"account", "caller", "user", "api_key"}),
+    ],
+)
+def test_only_keys_with_one_account_have_its_billing_period(
+    settings: Any, accounts: str | None, promised: bool, kinds: set[str]
+) -> None:
+    hook = None if accounts is None else lambda request: "acme"
+    settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": hook, "ONE_ACCOUNT_PER_KEY": promised}
+    assert {kind for kind in KeyKind.values if may_be_saved(per_period(kind))} == kinds
+    said = {kind: errors(per_period(kind)) for kind in set(KeyKind.values) - kinds}
+    assert {tuple(found) for found in said.values()} == {("key_kind",)}
+    for kind in ("ip", "global", "view_key"):
+        assert "other keys have no billing period" in said[kind]["key_kind"]
+    for kind in {"caller", "user", "api_key"} - kinds:
+        assert "set RATELIMITS['ONE_ACCOUNT_PER_KEY']" in said[kind]["key_kind"]
+    assert {kind for kind in KeyKind.values if not per_period(kind).unreadable()} == kinds
 
 
 def test_more_than_six_decimal_places_are_refused() -> None:
@@ -290,6 +342,11 @@ def test_the_database_refuses_a_second_billing_rule() -> None:
             "calendar_window",
             {"timezone": "Europe/Paris", "anchor": "2026-01-31T06:00"},
             "10,000 requests per calendar month (Europe/Paris), counted from 2026-01-31 06:00, per API key",
+        ),
+        (
+            "calendar_window",
+            {"calendar_unit": "billing_period", "key_kind": "account", "capacity": 1000},
+            "1,000 requests per billing period, per account",
         ),
         ("sliding_window", {}, "100 requests per minute, sliding in 10 steps, per API key"),
         (

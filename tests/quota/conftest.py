@@ -16,18 +16,20 @@ from tests.support.eventually import PATIENCE
 def _connections_of_threads() -> Iterator[None]:
     """Close the database connections that other threads opened and left open.
 
-    Django closes them only at a later request of the same thread. PostgreSQL deletes no database that has one.
+    Django closes them only at a later request of the same thread. PostgreSQL deletes no database that has one. The
+    app's own threads close theirs: to close one while its thread reads would end the process.
     """
-    own, opened = threading.get_ident(), []
+    own, opened = threading.current_thread(), []
 
     def note(connection: BaseDatabaseWrapper, **_about: Any) -> None:
-        if threading.get_ident() != own:
+        thread = threading.current_thread()
+        if thread is not own and not thread.name.startswith("ratelimits-"):
             opened.append(connection)
 
     connection_created.connect(note)
     yield
     connection_created.disconnect(note)
-    # To close a connection while its thread reads would end the process: wait for what a test did not wait for.
+    # What reads the rules still, because a test did not wait for it, would read them within the next test.
     rules._loader._thread.submit(int).result(PATIENCE)
     for connection in opened:
         connection.inc_thread_sharing()  # its thread has ended, or waits for more work

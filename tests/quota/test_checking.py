@@ -17,7 +17,7 @@ from ratelimits.embedded import free_port
 from ratelimits.engine.keys import Keyspace, shard_of
 from ratelimits.engine.transport.breaker import FAILURES, PAUSE
 from ratelimits.identity import Identity
-from ratelimits.models import Account, ConfigVersion, KeyOverride, Rule
+from ratelimits.models import ConfigVersion, KeyOverride, Rule
 from ratelimits.quota import checking, from_memory, prepared, process_totals
 from ratelimits.quota.answers.answer import Answer
 from tests.end_to_end.test_round_trips import commands_of_clients
@@ -158,16 +158,6 @@ class TestDecisions:
     def test_an_account_of_a_user_is_counted_under_the_user(self, check: Check, redis_client: RawRedis) -> None:
         check(Identity(user="user:1", account="account:acme"))
         assert counted(redis_client) == {"a requests 0 acme user:1 1": 1}
-
-    def test_the_billing_period_is_that_of_the_account(self, check: Check, redis_client: RawRedis) -> None:
-        Account.objects.create(identifier="acme", timezone="Asia/Kathmandu", billing_anchor="2020-01-31T06:30:00")
-        check(WHO)
-        (field,) = [
-            name for name in redis_client.hkeys(KEYS.open(shard_of("account:acme", conf.SHARDS))) if name[:1] == b"a"
-        ]
-        period = time.gmtime(int(field.split(b"|")[2]) + (5 * 60 + 45) * 60)
-        assert (period.tm_hour, period.tm_min) == (6, 30)
-        assert period.tm_mday >= 28
 
     def test_a_request_that_would_have_to_wait_is_refused_at_once(self, check: Check) -> None:
         rule("queue", "leaky_bucket_queue", capacity=10, rate="0.001", max_wait=100_000)
@@ -410,7 +400,7 @@ class TestFailures:
         slow(on_failure="deny")
         away(settings, free_port())
         assert not check(WHO).allowed
-        assert process_totals.totals() == {}
+        assert {total.kind for total in process_totals.totals()} == {"undecided"}
 
     def test_the_server_comes_back_with_nothing_lost(self, check: Check, proxy: Proxy, settings: Any) -> None:
         no_repeats(settings)

@@ -67,6 +67,8 @@ Calendars
   local time that comes twice, the first one counts.
 - Hours without an anchor start at the full hours of local time. If an offset changes by a part of an hour, the change
   ends the hour. With an anchor, hours are counted from the anchor's moment.
+- Billing periods are months with the time zone and the anchor of the account. There is no ledger here, so no period
+  keeps its start and its end after an edit of these terms.
 """
 
 from __future__ import annotations

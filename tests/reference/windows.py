@@ -110,7 +110,10 @@ class CalendarWindow(_Windowed):
 
     def __init__(self, data: dict[str, Any]) -> None:
         super().__init__(data)
-        self.calendar = Calendar(data.get("calendar_unit"), data.get("timezone") or "UTC", data.get("anchor"))
+        unit = data.get("calendar_unit")
+        # An account with these terms has months, as long as no usage of it is in a ledger.
+        unit = "month" if unit == "billing_period" else unit
+        self.calendar = Calendar(unit, data.get("timezone") or "UTC", data.get("anchor"))
 
     def span(self, state: Window, now: int) -> tuple[int, int]:
         return self.calendar.span(now)

@@ -96,23 +96,21 @@ def test_volume_reprices_what_was_billed_before_when_late_usage_moves_the_total_
     assert (owed(second), second.amounts["total"]) == (Fraction("9.5"), {"EUR": "9.50"})
 
 
-def test_usage_under_overlapping_periods_is_priced_as_that_of_one_period() -> None:
+def test_usage_from_before_an_edit_is_priced_together_with_usage_from_after_it() -> None:
     priced(included=5, pricing="graduated", unit_price=None, tiers=TIERS, flat_fee="4", minimum="20")
     edits.spend("acme", "2026-10-10", 12)
     edits.change("2026-10-12", billing_anchor="2026-01-05T00:00")  # before any of its usage reached the ledger
     edits.spend("acme", "2026-10-13", 10, key="api_key:2")
     (first,) = close("2026-11-07")
-    assert (iso(first.period_start), iso(first.period_end)) == ("2026-10-01T00:00:00Z", "2026-11-05T00:00:00Z")
-    assert len(first.since) == 2  # the usage was counted under two periods
+    assert (iso(first.period_start), iso(first.period_end)) == ("2026-10-05T00:00:00Z", "2026-11-05T00:00:00Z")
     assert amounts(first) == [
         ("1", "usage", "requests", "7", "1", "7"),
         ("1", "usage", "requests", "10", "", "6.5"),  # 3 at 1, 7 at 0.5
         ("1", "fee", "requests", "0", "", "6"),  # the flat fee of 4, and the second tier's fee of 2
         ("1", "minimum", "requests", "0", "", "0.5"),
     ]
-    late = (("2026-10-11", "2026-01-01T00:00"), ("2026-10-14", "2026-01-05T00:00"))
-    for number, (moment, anchor) in enumerate(late, 2):
-        spend("acme", moment, 4, timezone="UTC", anchor=anchor)
+    for number, moment in enumerate(("2026-10-11", "2026-10-14"), 2):
+        spend("acme", moment, 4)
         (version,) = close(f"2026-11-{6 + number:02d}")
         assert version.version == number
     assert amounts(version)[4:] == [
@@ -178,19 +176,17 @@ def test_names_of_one_account_owe_its_fees_minimum_and_tiers_once(proration: str
     assert findings() == ""
 
 
-@pytest.mark.parametrize(("drained", "fees"), [(True, 1), (False, 2)])
-def test_names_whose_periods_start_at_other_moments_have_a_price_each(drained: bool, fees: int) -> None:
-    """Two prices, only if usage under the former name had not reached the ledger (docs/billing/prices.md)."""
+def test_names_whose_periods_start_at_other_moments_have_a_price_each() -> None:
+    """The name and the time zone change in one period (docs/billing/prices.md)."""
     priced(included=5, unit_price="0.10", flat_fee="10")
     edits.spend("acme", "2026-10-10", 12)
-    if drained:
-        flow()
+    flow()
     edits.change("2026-10-20", identifier="initech", timezone="Europe/Berlin")
     edits.spend("initech", "2026-10-25", 9)
     reports = close("2026-11-02")
     assert sorted(report.account for report in reports) == ["acme", "initech"]
-    assert [row[5] for report in reports for row in amounts(report) if row[1] == "fee"] == ["10"] * fees
-    assert len({report.period_start for report in reports}) == fees
+    assert [row[5] for report in reports for row in amounts(report) if row[1] == "fee"] == ["10"] * 2
+    assert len({report.period_start for report in reports}) == 2
 
 
 def test_a_leaver_owes_what_its_last_plan_charged_also_where_that_is_no_more() -> None:

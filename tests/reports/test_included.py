@@ -221,21 +221,22 @@ class TestLateUsageOnTheNextReport:
         assert [each for each in verify_report(november) if "digest" not in each] != []
 
 
-class TestOverlapping:
-    """Usage under periods that overlap, because raw SQL or an edit before the first drain changed the terms."""
+class TestEdited:
+    """Usage of one period from before and after an edit of the terms."""
 
     def used_twice(self) -> None:
         account(included=100)
         spend("acme", "2026-10-10", 80)
+        flow()
         change("2026-10-12", billing_anchor="2026-01-05T00:00")
         spend("acme", "2026-10-13", 50)
         flow()
 
-    def test_they_are_billed_as_one_with_one_allowance(self) -> None:
+    def test_it_is_billed_together_with_one_allowance(self) -> None:
         self.used_twice()
         spend("acme", "2026-11-06", 30)
         first, second = close("2026-12-07")
-        assert (iso(first.period_start), iso(first.period_end)) == ("2026-10-01T00:00:00Z", "2026-11-05T00:00:00Z")
+        assert (iso(first.period_start), iso(first.period_end)) == ("2026-10-01T00:00:00Z", "2026-11-01T00:00:00Z")
         assert (iso(second.period_start), iso(second.period_end)) == ("2026-11-05T00:00:00Z", "2026-12-05T00:00:00Z")
         assert (split(first), split(second)) == ((100, 30), (30, 0))
         spend("acme", "2026-10-14", 5)
@@ -257,7 +258,7 @@ class TestOverlapping:
 
         before = said()
         close("2026-12-07")
-        assert len(before) == 2
+        assert len(before) == 1
         assert before == said()
 
 

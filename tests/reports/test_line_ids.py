@@ -7,12 +7,12 @@ import pytest
 from ratelimits.models import Report, ReportLine
 from ratelimits.reports.rows import joined_line_id, line_id
 from ratelimits.verification import Verification
-from tests.support.reports.invoices import close, spend
+from tests.support.reports.invoices import close, spend, token
 from tests.support.reports.tampering import redigest
 
 pytestmark = pytest.mark.django_db
 
-REPORT, USAGE = "acme.20261001T000000Z", "usage"
+USAGE = "usage"
 
 
 @pytest.fixture
@@ -31,13 +31,15 @@ def test_no_two_lines_have_one_name_where_line_feeds_are_in_keys_and_meters(repo
 
 
 def test_other_lines_keep_their_names() -> None:
-    plain = (REPORT, USAGE, "requests", "api_key:1", 1, 1)
+    plain = ("acme.20261001T000000Z", USAGE, "requests", "api_key:1", 1, 1)
     assert line_id(*plain) == joined_line_id(*plain) == "2c70fc4b3fe1f08f09cee54b7fb390f4"
 
 
 def test_a_report_that_was_finalised_with_the_names_of_before_still_holds(report: Report) -> None:
     for line in report.lines.all():
-        name = joined_line_id(REPORT, USAGE, line.meter, line.key, line.rule_id, line.rule_version)
+        name = joined_line_id(
+            f"{token()}.20261001T000000Z", USAGE, line.meter, line.key, line.rule_id, line.rule_version
+        )
         ReportLine.objects.filter(pk=line.pk).update(line_id=name)
     redigest(report)
     assert len(set(report.lines.values_list("line_id", flat=True))) == 1

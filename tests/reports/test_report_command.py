@@ -10,6 +10,7 @@ from ratelimits.models import Account, Plan, PlanInclusion, Rule
 from ratelimits.reports.rows import COLUMNS
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
+from tests.support.reports.invoices import token
 from tests.support.usage.traffic import use
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -46,7 +47,7 @@ def test_a_report_says_what_was_used_refused_and_included() -> None:
     drain()
     first, second = report()
     assert first == {
-        "report_id": "acme.20261101T000000Z",
+        "report_id": f"{token()}.20261101T000000Z",
         "report_version": "0",
         "status": "provisional",
         "line_id": first["line_id"],

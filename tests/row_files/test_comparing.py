@@ -205,10 +205,13 @@ class TestAccounts:
         assert found.changes == [("name", "Acme", ""), ("plan", "free", "")]
 
     def test_terms_that_make_no_sense_are_wrong(self) -> None:
-        found = errors(Account, "identifier,timezone,billing_anchor", "a,Mars,", "b,UTC,31st", "c,,")
+        found = errors(
+            Account, "identifier,timezone,billing_anchor", "a,Mars,", "b,UTC,31st", "c,,", "d,UTC,2026-01-31T06:07"
+        )
         assert found[2][0].startswith("timezone: ")
         assert found[3][0].startswith("billing_anchor: ")
         assert found[4] == ["timezone: This field is required."]
+        assert "not at a quarter of an hour" in found[5][0]
 
 
 class TestWholeFiles:

@@ -476,10 +476,10 @@ class TestBilling:
     def test_calendar_months_in_utc_unless_the_account_says_otherwise(self, loader: Loader, clock: Clock) -> None:
         Account.objects.create(identifier="7", timezone="Europe/Paris", billing_anchor="2026-01-31T06:00")
         snapshot = loader.current()
-        plain = ("UTC", None, None, boundaries("month", "UTC", None, clock()))
+        plain = ("UTC", None, (), boundaries("month", "UTC", None, clock()))
         assert snapshot.billing(None) == snapshot.billing("account:8") == plain
         own = boundaries("month", "Europe/Paris", "2026-01-31T06:00", clock())
-        assert snapshot.billing("account:7") == ("Europe/Paris", "2026-01-31T06:00", None, own)
+        assert snapshot.billing("account:7") == ("Europe/Paris", "2026-01-31T06:00", (), own)
         assert snapshot.billing("account:7") is snapshot.billing("account:7")
 
     def test_the_next_month_is_seen_when_it_begins(self, loader: Loader, clock: Clock) -> None:

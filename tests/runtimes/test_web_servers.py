@@ -22,6 +22,7 @@ from tests.runtimes import watching
 from tests.runtimes.row import Row
 from tests.support.engine.proxy import Proxy
 from tests.support.eventually import until
+from tests.support.forked import popen_for
 from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -121,7 +122,10 @@ def running(server: Server, environment: dict[str, str], log: Path) -> Iterator[
         listener.set_inheritable(True)
         arguments = [one.format(fd=listener.fileno()) for one in server.arguments]
         port: int = listener.getsockname()[1]
-        with processes.running(arguments, log, environment, pass_fds=(listener.fileno(),)) as process:
+        started = processes.running(
+            arguments, log, environment, pass_fds=(listener.fileno(),), popen=popen_for("gevent" in arguments)
+        )
+        with started as process:
             processes.wait_until_up(f"http://127.0.0.1:{port}/", process, log)
             yield Running(server, port, process, pool)
             process.wait(60)

@@ -20,6 +20,7 @@ from ratelimits.models import (
     Alert,
     AlertDelivery,
     ConfigVersion,
+    Customer,
     DurabilityGap,
     KeyOverride,
     PushDelivery,
@@ -30,7 +31,8 @@ from ratelimits.models import (
     ShardState,
     TaskRun,
 )
-from ratelimits.status.facts import Fact, Level, ago, facts, worst
+from ratelimits.status.fact import Fact, Level, worst
+from ratelimits.status.facts import ago, facts
 from ratelimits.status.redis_state import RedisReading, RedisState, ServerState
 from ratelimits.usage.seal import seal
 from tests.support.entry_points import away
@@ -284,7 +286,8 @@ def test_deliveries_that_failed_are_counted() -> None:
     )
     for number, state in enumerate(("failed", "failed", "waiting", "done")):
         AlertDelivery.objects.create(id=UUID(int=number), alert=alert, kind="email", state=state, due_at=timezone.now())
-    report = Report.objects.create(account="acme", period_start=1, period_end=2, timezone="UTC")
+    acme = Customer.objects.create()
+    report = Report.objects.create(customer=acme, account="acme", period_start=1, period_end=2, timezone="UTC")
     receiver = PushReceiver.objects.create(name="stripe")
     for number, state in enumerate(("refused", "unsure", "expired", "waiting", "accepted", "skipped")):
         PushDelivery.objects.create(

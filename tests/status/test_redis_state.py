@@ -58,6 +58,7 @@ def dripping() -> Iterator[int]:
                 thread.join()
 
 
+@pytest.mark.django_db
 def test_a_server_that_answers_is_described(redis_client: RawRedis) -> None:
     publish_version(7)
     use("acme", configuration=7)

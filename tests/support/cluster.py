@@ -16,6 +16,7 @@ from django.test import override_settings
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.cluster.split import slot_of
 from tests.support.engine.asking import KEYS
+from tests.support.engine.tls import Certificate
 from tests.support.eventually import until
 
 NODES, SLOTS = 3, 16384
@@ -63,9 +64,17 @@ def _migrate(source: redis.Redis, port: int, *keys: bytes) -> None:
 
 
 class Cluster:
-    """The nodes, each with a third of the slots. `node_timeout` (ms): a replica takes over after about this time."""
+    """The nodes, each with a third of the slots. `node_timeout` (ms): a replica takes over after about this time.
 
-    def __init__(self, directory: Path, binary: Path, node_timeout: int = 15_000) -> None:
+    With a certificate, the nodes and the app speak TLS with each other. The clients of this class do not.
+    """
+
+    def __init__(
+        self, directory: Path, binary: Path, node_timeout: int = 15_000, certificate: Certificate | None = None
+    ) -> None:
+        self._certificate = certificate
+        #: For each port by which the nodes know each other: the port of the same node for the clients of this class.
+        self._plain_ports: dict[int, int] = {}
         self._options = {
             "cluster-enabled": "yes",
             "appendfsync": "always",
@@ -76,17 +85,32 @@ class Cluster:
         self.clients: list[redis.Redis] = []
         try:
             for number in range(NODES):
-                path = directory / str(number)
-                self.servers.append(EmbeddedServer(path, port=_port(), aof=True, binary=binary, options=self._options))
+                self.servers.append(self._started(directory / str(number), binary))
                 self.clients.append(redis.Redis(port=self.servers[-1].port))
             for number, client in enumerate(self.clients):
                 client.cluster("SET-CONFIG-EPOCH", number + 1)
                 client.cluster("ADDSLOTS", *range(SLOTS * number // NODES, SLOTS * (number + 1) // NODES))
-                client.cluster("MEET", "127.0.0.1", self.servers[0].port)
+                client.cluster("MEET", "127.0.0.1", self._ports[0])
             until(self._agrees, "the nodes know each other")
         except BaseException:
             self.stop()
             raise
+
+    def _started(self, folder: Path, binary: Path) -> EmbeddedServer:
+        """Start a node."""
+        port = _port()
+        if self._certificate is None:
+            server = EmbeddedServer(folder, port=port, aof=True, binary=binary, options=self._options)
+        else:
+            tls = {**self._certificate.options(port), "tls-cluster": "yes"}
+            server = EmbeddedServer(folder, aof=True, binary=binary, options={**self._options, **tls})
+        self._plain_ports[port] = server.port
+        return server
+
+    @property
+    def _ports(self) -> list[int]:
+        """Return the ports by which the nodes know each other, in the order in which they were started."""
+        return list(self._plain_ports)
 
     def _agrees(self) -> bool:
         seen = [client.execute_command("CLUSTER SLOTS") for client in self.clients]
@@ -95,7 +119,7 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        return self.servers[0].url
+        return self.servers[0].url if self._certificate is None else f"rediss://127.0.0.1:{self._ports[0]}/0"
 
     def node_of(self, shard: int) -> int:
         """Return the node that has a shard at first."""
@@ -110,18 +134,19 @@ class Cluster:
         """Return the app's cache alias for the cluster, by default with the URL of the first node."""
         factory = {"CONNECTION_FACTORY": "ratelimits.django_redis_cluster.ConnectionFactory"}
         backend = "django_redis.cache.RedisCache"
+        if self._certificate is not None:
+            options = {"CONNECTION_POOL_KWARGS": self._certificate.pool_kwargs, **options}
         alias = {"BACKEND": backend, "LOCATION": location or self.url, "OPTIONS": {**factory, **options}}
         return override_settings(CACHES={"ratelimits": alias, "default": alias})
 
     @contextmanager
     def replica(self, number: int, directory: Path, binary: Path) -> Iterator[redis.Redis]:
         """Add a replica of a node; in the end remove it."""
-        place = directory / "replica"
-        server = EmbeddedServer(place, port=_port(), aof=True, binary=binary, options=self._options)
+        server = self._started(directory / "replica", binary)
         try:
             with redis.Redis(port=server.port) as client:
                 mine, its = (one.execute_command("CLUSTER MYID").decode() for one in (client, self.clients[number]))
-                client.cluster("MEET", "127.0.0.1", self.servers[number].port)
+                client.cluster("MEET", "127.0.0.1", self._ports[number])
                 until(lambda: client.cluster("REPLICATE", its), "the replica knows whom to follow")
                 until(lambda: client.info("replication")["master_link_status"] == "up", "the replica is up")
                 until(lambda: all(_follows(one, mine) for one in self.clients), "all know the replica as one")
@@ -206,9 +231,12 @@ class Cluster:
 
     def fail_over(self, replica: redis.Redis) -> None:
         """Let a replica take over in agreement with its primary."""
+        mine = replica.execute_command("CLUSTER MYID").decode()
+        # A node that still knows it as a primary refuses its vote, and is asked again only after a minute.
+        until(lambda: all(_follows(one, mine) for one in self.clients), "all know the replica as one")
         asked, port = 0.0, replica.info("replication")["master_port"]
         # Write something to replicate: Redis 6.2 assumes that a primary which has replicated nothing did not answer.
-        with redis.Redis(port=port) as primary:
+        with redis.Redis(port=self._plain_ports[port]) as primary:
             primary.script_load("")
 
         def took_over() -> bool:

@@ -50,7 +50,7 @@ def counted(client: RawRedis) -> dict[str, int]:
     for key in client.keys("*}:open"):
         for name, value in client.hgetall(key).items():
             if not name.startswith(b"#"):
-                kind, _bin, _period, meter, rule, _version, account, who, what = name.decode().split("|")
+                kind, _bin, meter, rule, _version, account, who, what = name.decode().split("|")
                 field = " ".join((kind, meter, rule, account or "-", who, what))
                 out[field] = out.get(field, 0) + int(value)
     return out

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Generator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ SLOW = (
     "admin/test_operate.py",
     "admin/test_reports.py",
     "admin/test_rules.py",
+    "admin/test_strange_urls.py",
     "admin/test_two_databases.py",
     "admin/test_usage.py",
     "alerts/test_crashes.py",
@@ -64,6 +65,7 @@ SLOW = (
     "reference/test_properties.py",
     "reports/closing/test_any_terms.py",
     "reports/closing/test_close.py",
+    "reports/closing/test_limits_of_periods.py",
     "reports/exports/test_streaming.py",
     "reports/test_amounts.py",
     "reports/test_billing_pages.py",
@@ -103,6 +105,10 @@ SLOW = (
 SAMPLE = (
     "admin/test_naive.py::test_a_form_that_is_sent_again_changes_no_moment",
     "admin/test_naive.py::test_lists_and_forms_show_the_projects_time_zone",
+    "admin/test_strange_urls.py::test_a_list_shows_its_filters_with_counts[/admin/ratelimits/batch/]",
+    "admin/test_strange_urls.py::test_a_list_with_a_strange_filter_answers[Rule]",
+    "admin/test_strange_urls.py::test_a_page_of_a_row_that_is_not_there_is_not_found[ratelimits_rule_history]",
+    "admin/test_strange_urls.py::test_an_action_on_a_strange_id_changes_nothing[Account]",
     "alerts/test_evaluate.py::test_a_larger_plan_in_mid_period_has_each_threshold_said_of_it",
     "alerts/test_evaluate.py::test_each_threshold_of_what_the_plan_includes_is_reached_once",
     "alerts/test_evaluate.py::test_periods_that_were_over_before_the_first_look_are_left_alone_and_later_ones_are_not",
@@ -151,6 +157,7 @@ BORDERS = (
     "algorithms/test_calendar.py::TestWindows",
     "as_code",
     "chaos/test_faults.py::test_a_fault_breaks_no_promise[postgres_away]",
+    "customers",
     "doctor",
     "end_to_end/test_restricted.py",
     "engine",
@@ -163,25 +170,63 @@ BORDERS = (
     "usage",
     "without/test_projects.py::test_a_project_without_it_works[admin]",
 )
-#: Modules and tests of them that say the same on any server and database. They compare results of one server, bring
-#: databases of their own, do what a page says, or draw cases at random for what these servers do not compute.
+#: Modules and tests of them that say the same on any server and database. They ask neither, compare results of one
+#: server, bring databases of their own, do what a page says, or draw cases at random for what these servers do not
+#: compute.
 ALIKE = (
     "as_code/test_nonsense.py::test_any_bytes_are_read_or_refused",
+    # The case token_bucket has every field.
+    *(
+        f"as_code/test_nonsense.py::test_each_field_with_each_type_is_loaded_or_refused_with_a_sentence[{algorithm}]"
+        for algorithm in (
+            *("calendar_window", "concurrency", "fixed_window", "gcra", "leaky_bucket", "leaky_bucket_queue"),
+            *("sliding_log", "sliding_window", "smooth_bursty", "smooth_warming_up"),
+        )
+    ),
     "as_code/test_nonsense.py::test_so_it_is_in_a_rule_file_of_the_simulator",
     "as_code/test_page.py",
     "engine/test_assemble.py::test_records_in_another_order_decide_alike",
+    "engine/test_assemble.py::test_scripts_with_tables_decide_as_scripts_with_local_variables",
+    "engine/test_assemble.py::test_the_general_script_decides_as_the_scripts_of_single_shapes",
     "engine/test_assemble.py::test_without_one_of_its_lines_it_decides_otherwise",
     "engine/test_assemble.py::test_without_one_of_its_lines_it_does_not",
+    "engine/test_bounded.py::test_no_call_does_more_the_more_there_is",
+    "engine/test_pairs.py",
+    "engine/test_program.py",
+    "engine/transport/test_breaker.py",
+    "models/access/test_targets.py",
+    "models/fields/test_view_key_texts.py",
     "reports/closing/test_any_terms.py",
+    "reports/exports/test_cloudevents.py",
+    "reports/exports/test_csv.py",
+    "reports/exports/test_json.py",
+    "reports/exports/test_streaming.py",
+    "reports/exports/test_workbook.py",
+    "reports/exports/test_xlsx.py",
     "reports/test_amounts.py::test_whatever_came_when_the_sum_of_all_versions_is_the_price_of_the_final_quantities",
     "reports/test_billing_pages.py",
     "reports/test_kept_database.py",
     "reports/test_new_column.py",
     "reports/test_same_bytes.py",
+    "rules/test_access.py",
     "rules/test_validity.py::test_at_any_moment_it_answers_as_a_snapshot_made_this_very_moment",
+    "usage/test_packet.py",
+)
+#: The modules with the longest tests (ten seconds and more). A run begins with them: pytest-xdist gives them to one
+#: process, and the others take from the end of what it has to do.
+LONGEST = (
+    "as_code/test_page.py",
+    "browser/test_pages.py",
+    "end_to_end/test_demo.py",
+    "identity/test_projects.py",
+    "reports/test_same_bytes.py",
+    "reports/verify/test_tampering.py",
+    "test_quickstart.py",
+    "usage/test_power_cuts.py",
 )
 _TESTS = Path(__file__).resolve().parents[1]
 _SLOW = {_TESTS / place for place in SLOW}
+_LONGEST = {_TESTS / place for place in LONGEST}
 _SAMPLED = {_TESTS / name.partition("::")[0] for name in SAMPLE}
 #: The modules from which `--borders` takes single tests.
 _PARTLY = {_TESTS / name.partition("::")[0] for name in BORDERS if "::" in name}
@@ -275,19 +320,25 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("slow")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out (deselect, never skip) what does not belong to the run; begin with the slow tests.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
+    """Leave out (deselect, never skip) what does not belong to the run. Begin with the longest and slow tests.
 
-    A process that came to one of these last would work on alone. They also wait most, while the others compute.
+    A process that came to one of these last would work on alone. They also wait most, while the others compute. They
+    are put first when the other plugins have sorted: pytest-django sorts by the database that tests need.
     """
+    _choose(config, items)
+    yield
+    items.sort(key=lambda item: (item.path not in _LONGEST, item.get_closest_marker("slow") is None))
+
+
+def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
     selection, system = config.stash[_SELECTION], config.option.markexpr == "not system"
     if selection in ("quick", "rest"):
-        _check_names("SAMPLE", SAMPLE, items)
+        _check_names("SAMPLE and LONGEST", [*SAMPLE, *LONGEST], items)
     if selection == "borders":
         # Some cases exist only on PostgreSQL.
         _check_names("BORDERS and ALIKE", [name.partition("[")[0] for name in (*BORDERS, *ALIKE)], items)
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     chosen, left_out = [], []
     counts = config.stash.setdefault(_LEFT_OUT, Counter())
     for item in items:

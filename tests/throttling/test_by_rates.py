@@ -32,6 +32,8 @@ from ratelimits.engine.counting import Count
 from ratelimits.engine.keys import ledger_name
 from ratelimits.engine.memory import Shortage
 from ratelimits.engine.memory_watch import ADDRESSES
+from ratelimits.engine.transport.breaker import FAILURES, PAUSE
+from ratelimits.quota import checking
 from ratelimits.testing import frozen_quota_clock, no_rate_limits
 from ratelimits.throttling import AnonRateThrottle, ScopedRateThrottle, SimpleRateThrottle, UserRateThrottle
 from tests.end_to_end.test_round_trips import commands_of_clients
@@ -490,6 +492,19 @@ class TestShortMemory:
         notice(0.95)
         limited = view(Anonymous, Burst)
         assert [limited(get(user=user)).status_code for user in (*users, *users)] == [200] * 4
+
+    def test_the_request_that_tries_again_is_decided_also_if_its_address_is_new(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Without a thread that asks for it, the breaker lets one request in a second try."""
+        clock = begin_afresh(monkeypatch)
+        assert self.status("198.51.100.1", Anonymous) == 200
+        notice(NEAR)
+        for _ in range(FAILURES):
+            checking.breaker.failed()
+        assert [self.status("203.0.113.1", Anonymous) for _ in range(4)] == [200] * 4, "not decided"
+        clock.now += PAUSE
+        assert [self.status("203.0.113.1", Anonymous) for _ in range(4)] == [200, 200, 200, 429]
 
     def test_a_full_server_decides(self, redis_client: RawRedis) -> None:
         assert self.status("203.0.113.1", Anonymous) == 200

@@ -52,6 +52,9 @@ ANCHORS = (
     "2026-01-15T23:59:59",
     "2000-12-31T12:00",
 )
+UNITS = ("hour", "day", "week", "month", "year", "billing_period")
+QUARTERS = frozenset(("00:00", "15:00", "30:00", "45:00"))
+"""Minutes and seconds at which billing periods can start: usage is counted in quarters of an hour."""
 
 
 def pace(draw: Random) -> Rule:
@@ -67,7 +70,7 @@ def fixed_window(draw: Random) -> Rule:
 def calendar_window(draw: Random) -> Rule:
     return {
         "capacity": draw.choice(CAPACITIES),
-        "calendar_unit": draw.choice(("hour", "day", "week", "month", "year")),
+        "calendar_unit": draw.choice(UNITS),
         "timezone": draw.choice(ZONES),
         **draw.choice(({}, {"anchor": draw.choice(ANCHORS)})),
     }
@@ -170,6 +173,8 @@ def coherent(rule: Rule) -> bool:
         return False
     if delay_after is not None and delay_after > rule["capacity"]:
         return False
+    if rule.get("calendar_unit") == "billing_period" and rule.get("anchor"):
+        return f"{rule['anchor']}:00"[14:19] in QUARTERS
     if rule["algorithm"] == "sliding_window":
         return int(rule["period"] * 1_000_000) % int(rule["sub_windows"] or 10) == 0
     return True

@@ -20,6 +20,8 @@ Answer = dict[str, Any]
 MICRO = Decimal("0.000001")
 STARTS = ("0", "1000000000", "1431857100.25", "1774745999.999999", "61", "1761437000", "31536000.000001")
 HALF_A_YEAR = 15_768_000
+SCALES = {"hour": 3600, "day": 86400, "week": 604800, "month": 2629746, "year": 31556952, "billing_period": 2629746}
+"""The mean length in seconds of each calendar unit."""
 
 
 def us(micros: int) -> Decimal:
@@ -66,9 +68,7 @@ def scale(rule: Any) -> int:
     if isinstance(rule, list):
         return scale(rule[0])
     if rule.get("calendar_unit"):
-        return {"hour": 3600, "day": 86400, "week": 604800, "month": 2629746, "year": 31556952}[
-            rule["calendar_unit"]
-        ] * 1_000_000
+        return SCALES[rule["calendar_unit"]] * 1_000_000
     if rule.get("rate"):
         return max(1, int(1_000_000 * rule["period"] / rule["rate"]))
     if rule.get("lease_ttl"):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from typing import Any
 
 import pytest
+import redis
 from django.core import checks
 from django.db import OperationalError, connection
 
+from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.assemble import scripts
 from ratelimits.engine.server import current_server
 from ratelimits.models import DurabilityGap, Report, ShardState
@@ -196,6 +199,13 @@ def refuse(*_statement: object) -> None:
     raise OperationalError("the database does not answer")
 
 
+def expire(client: Any, key: str) -> None:
+    """Let the server expire a key by its clock, as it does after a jump."""
+    assert client.pexpire(key, 1)
+    while client.exists(key):
+        pass
+
+
 def test_a_clock_that_jumps_ahead_for_a_moment_is_declared_by_the_next_seal(redis_client: RawRedis) -> None:
     """Let the key `clock` expire early, as a server does whose clock is a day ahead for some seconds."""
     seal()
@@ -204,7 +214,7 @@ def test_a_clock_that_jumps_ahead_for_a_moment_is_declared_by_the_next_seal(redi
     assert declared() == []
     key, meta = (f"rl:1:test:{{{home_shard('acme'):02d}}}:{name}" for name in ("clock", "meta"))
     before = int(redis_client.hget(meta, "sealed_at"))
-    assert redis_client.pexpire(key, 0)
+    expire(redis_client, key)
     with connection.execute_wrapper(refuse):
         seal()
     assert declared() == []
@@ -214,10 +224,43 @@ def test_a_clock_that_jumps_ahead_for_a_moment_is_declared_by_the_next_seal(redi
     seal()
     assert declared() == [(since, until)]
     # If nobody sealed for a long time, the key has expired as it should.
-    redis_client.pexpire(key, 0)
+    expire(redis_client, key)
     redis_client.hset(meta, "sealed_clock", int(redis_client.hget(meta, "sealed_clock")) - 400 * 10**6)
     seal()
     assert declared() == [(since, until)]
+
+
+def test_an_evicted_key_is_no_jump_of_the_clock(
+    everysec_server: EmbeddedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Let the server evict all keys with a time to live after another one has expired."""
+    seal()
+    keyspace = current_server().keyspace
+    clocks = [keyspace.meta(shard).replace("meta", "clock") for shard in range(keyspace.shards)]
+    with redis.Redis.from_url(f"{everysec_server.url[:-1]}0") as client:
+        assert client.exists(*clocks) == len(clocks)
+        client.set("other", "1")
+        expire(client, "other")
+        client.config_set("maxmemory-policy", "volatile-lru")
+        client.config_set("maxmemory", "1")
+        assert not client.exists(*clocks)
+        client.config_set("maxmemory", "0")
+    seal()
+    drain()
+    assert declared() == []
+    assert "Set maxmemory-policy noeviction" in caplog.text
+    assert "jumped" not in caplog.text
+    caplog.clear()
+    seal()
+    assert "evicted" not in caplog.text
+
+
+def test_a_deleted_key_is_no_jump_of_the_clock(redis_client: RawRedis) -> None:
+    seal()
+    key = current_server().keyspace.meta(home_shard("acme")).replace("meta", "clock")
+    assert redis_client.delete(key) == 1
+    seal()
+    assert declared() == []
 
 
 def test_usage_that_was_counted_while_the_clock_was_ahead_for_a_moment_is_declared() -> None:

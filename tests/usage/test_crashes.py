@@ -96,7 +96,7 @@ def check_ledger(load: Load) -> None:
     """Check the invariant for every key, the chain, the sums, and the totals against the lines."""
     load.check()
     assert list(verify_ledger("default")) == []
-    place = ("account", "period", "meter", "rule")
+    place = ("account", "meter", "rule")
     sums = {"requests": Sum("admitted_requests"), "units": Sum("admitted_units"), "denials": Sum("denied_requests")}
     lines, totals = (
         set(model.objects.values_list(*place).order_by().annotate(**sums)) for model in (Line, PeriodUsage)

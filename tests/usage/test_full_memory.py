@@ -68,7 +68,7 @@ def test_an_edit_is_published_to_a_server_without_memory(full: RawRedis) -> None
 def test_refusals_from_memory_are_counted_by_a_server_without_memory(full: RawRedis) -> None:
     fill(full)
     server, shard = current_server(), home("acme")
-    command = Count(server.keyspace.head(shard), server.keyspace.open(shard), usage())
+    command = Count(server.keyspace.head(shard), server.keyspace.open(shard))
     command.add(RefusalCount(usage(), (1,), rule=1, version=1, requests=5))
     server.wire.call(command, new_nonce())
     assert flow().batches == 1

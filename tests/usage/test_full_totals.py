@@ -19,7 +19,8 @@ from ratelimits.models.ledger.sums import MAX_TOTAL, ExactSum
 from ratelimits.reports.closing.close import finalise, home_shard
 from ratelimits.reports.closing.open_periods import NotForcedError, force, open_periods
 from ratelimits.reports.statements import rows, statements
-from ratelimits.status.facts import Level, facts
+from ratelimits.status.fact import Level
+from ratelimits.status.facts import facts
 from ratelimits.telemetry import state
 from ratelimits.usage import apply as applying
 from ratelimits.usage import tally as tallying
@@ -44,9 +45,7 @@ def arrive(account: str, counters: dict[str, int], period: int = OCTOBER) -> Non
     """Write a batch with these counters of an account ("au": admitted units, and so on) to the ledger."""
     shard = home_shard(account)
     state_before, _new = ShardState.objects.get_or_create(shard=shard)
-    fields = {
-        f"{kind[0]}|{period}|{period}|requests|0|0|{account}|api_key:1|{kind[1]}": n for kind, n in counters.items()
-    }
+    fields = {f"{kind[0]}|{period}|requests|0|0|{account}|api_key:1|{kind[1]}": n for kind, n in counters.items()}
     cum = (state_before.cum + sum(counters.values())) % CUM_MODULUS
     requests = 0  # No gap is declared here, so nobody asks for the running sum of requests.
     sealed = (period + 3600) * 1_000_000

@@ -18,7 +18,8 @@ from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.server import current_server
 from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch, ShardState
 from ratelimits.reports.gaps import Gaps, describe
-from ratelimits.status.facts import Level, facts
+from ratelimits.status.fact import Level
+from ratelimits.status.facts import facts
 from ratelimits.usage import crash, resolve
 from ratelimits.usage.apply import BatchOutcome
 from ratelimits.usage.drain import drain
@@ -178,6 +179,7 @@ def test_a_wipe_is_declared_with_new_usage_and_without(redis_client: RawRedis) -
     use()
     flow()
     assert kinds() == ["wipe"] * (2 * conf.SHARDS)
+    assert all("user default" in gap.detail for gap in DurabilityGap.objects.all()), "a restart can do this too"
     assert units() == 3
 
 

@@ -18,9 +18,10 @@ from django.core.management import call_command
 from django.db import connection, transaction
 from django.db.models import F
 
-from ratelimits.models import Batch, PeriodUsage, ProcessTotal, QuarantinedBatch, ShardState
+from ratelimits.models import Batch, DurabilityGap, PeriodUsage, ProcessTotal, QuarantinedBatch, ShardState
+from ratelimits.models.ledger.gaps import GapChange, GapKind
 from ratelimits.reports.closing.close import finalise
-from ratelimits.usage import process_totals, resolve
+from ratelimits.usage import gaps, process_totals, resolve
 from ratelimits.usage.drain import drain
 from ratelimits.usage.retention import archive
 from ratelimits.usage.retention import compact as compacting
@@ -119,6 +120,32 @@ def test_usage_is_drained_added_up_and_joined_while_others_write(monkeypatch: py
         ShardState.objects.update(watermark=F("watermark") + 2 * compacting.SPAN)
         assert [done.batches for done in compact()] == [2]
     assert written == []
+
+
+def test_gaps_are_declared_and_extended_while_others_write() -> None:
+    with others_write() as written:
+        assert gaps.declare("default", GapKind.MISSING, "1", since=at("2026-10-01"), until=at("2026-10-02")) == 1
+        gaps.extend("default", GapKind.MISSING, "1", at("2026-10-03"))
+    assert written == []
+    assert DurabilityGap.objects.get().until == at("2026-10-03")
+    assert GapChange.objects.count() == 2
+
+
+def test_a_gap_that_two_processes_declare_at_once_is_one() -> None:
+    event: Any = {"kind": GapKind.MISSING, "event": "1", "since": at("2026-10-01"), "until": at("2026-10-02")}
+    together = threading.Barrier(4)
+
+    def declare() -> int:
+        together.wait(30)
+        try:
+            return gaps.declare("default", **event)
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        declared = [pool.submit(declare) for _ in range(4)]
+        assert sum(done.result() for done in declared) == 1
+    assert (DurabilityGap.objects.count(), GapChange.objects.count()) == (1, 1)
 
 
 def test_totals_are_folded_while_others_write() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import redis
 
-from ratelimits.algorithms.calendar import boundaries
 from ratelimits.conf import conf
 from ratelimits.embedded import EmbeddedServer as RunningServer
 from ratelimits.engine import Meter, Usage
@@ -24,11 +23,10 @@ from ratelimits.usage.seal import seal
 from tests.support.engine.asking import limit
 from tests.support.eventually import until
 from tests.support.servers import TestServers, server_binary
-from tests.support.usage.traffic import NOON
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-USAGE = Usage("acme", "api_key:1", (Meter("requests"),), boundaries("month", "UTC", None, NOON))
+USAGE = Usage("acme", "api_key:1", (Meter("requests"),))
 
 
 def request() -> Call:
@@ -43,7 +41,7 @@ def another() -> Server:
 def refused(server: Server) -> None:
     """Make a refusal that a process counts by itself."""
     shard = shard_of_usage(server.keyspace, USAGE)
-    command = Count(server.keyspace.head(shard), server.keyspace.open(shard), USAGE)
+    command = Count(server.keyspace.head(shard), server.keyspace.open(shard))
     command.add(RefusalCount(USAGE, (1,), 1, 1, 1))
     server.wire.call(command, new_nonce())
 

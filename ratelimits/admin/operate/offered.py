@@ -9,10 +9,11 @@ import time
 from dataclasses import dataclass
 
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import ngettext
 
 from ratelimits import rules
 from ratelimits.algorithms.limits import Algorithm, fields_of
+from ratelimits.algorithms.windows import UNIT_NAMES
 from ratelimits.algorithms.wording import Wording, amount
 from ratelimits.conf import conf
 from ratelimits.identity import Identity
@@ -21,21 +22,13 @@ from ratelimits.models.keys import COVERS, key_name
 from ratelimits.models.ledger import moment
 from ratelimits.models.status.totals import QUARTER
 from ratelimits.rules import AppliedRule, ExplainedRule, UnreadableRule
-from ratelimits.rules.selection import key_of
+from ratelimits.rules.selection import key_of, plain_key
 from ratelimits.status.refusals import refused_lately, with_meters_joined
 
 #: An id that no user and no API key has, because an id is never a space. It stands for any key of an account or user.
 _ANY = " "
 #: A day, in µs.
 _DAY = 86_400_000_000
-#: Names of calendar windows, by unit.
-_CALENDAR_WINDOWS = {
-    "hour": gettext_lazy("calendar hour"),
-    "day": gettext_lazy("calendar day"),
-    "week": gettext_lazy("calendar week"),
-    "month": gettext_lazy("calendar month"),
-    "year": gettext_lazy("calendar year"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +89,8 @@ class OfferedRule:
         """Return the name of the rule's window, such as "calendar day (UTC)"; "" if the rule has no window."""
         unit = getattr(self.algorithm, "calendar_unit", "")
         if unit:
-            return f"{_CALENDAR_WINDOWS[unit]} ({getattr(self.algorithm, 'timezone', 'UTC')})"
+            name = _(UNIT_NAMES[unit])
+            return name if self.algorithm.follows_billing else f"{name} ({getattr(self.algorithm, 'timezone', 'UTC')})"
         names, period = fields_of(self.algorithm.id), getattr(self.algorithm, "period", None)
         if period is None or "rate" in names:  # With a rate, permits come back one by one.
             return ""
@@ -105,7 +99,7 @@ class OfferedRule:
     def window_is_shorter_than(self, seconds: float) -> bool:
         """Return whether a window is shorter than a grant of `seconds`. Such a grant applies in several windows.
 
-        Calendar months and years have no fixed length, so the length of the present month or year is compared.
+        Calendar months, years and billing periods have no fixed length, so the length of the present one is compared.
         """
         _permits, length = self.algorithm.quota
         span = self.algorithm.valid_span(time.time_ns() // 1000)
@@ -165,7 +159,7 @@ def offered_rules(identity: Identity, key: str) -> list[OfferedRule]:
 
 def _counted_key(explained: ExplainedRule, identity: Identity) -> str | None:
     """Return the key under which a rule counts the requests of an identity; None if the rule does not apply."""
-    return key_of(identity, explained.rule.key_kind) if isinstance(explained.rule, AppliedRule) else None
+    return plain_key(key_of(identity, explained.rule.key_kind)) if isinstance(explained.rule, AppliedRule) else None
 
 
 def _last_refusals(identity: Identity, key: str) -> dict[int, tuple[int, int]]:

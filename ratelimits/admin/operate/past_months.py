@@ -15,8 +15,8 @@ from ratelimits import moments
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed
 from ratelimits.admin.typed import primary_key
 from ratelimits.admin.usage import month_text
+from ratelimits.algorithms.billing_periods import month_of
 from ratelimits.conf import conf
-from ratelimits.reports.periods import month_of
 from ratelimits.reports.statements.still_running import StillRunning, still_running, with_amounts
 
 if TYPE_CHECKING:

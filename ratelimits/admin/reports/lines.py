@@ -157,7 +157,8 @@ class ReportLineAdmin(_ComputedColumns, AccountSearch, ReadOnlyAdmin):
 
         The list may also show ledger lines that only a later version of the report contains.
         """
-        filters = {"account": line.report.account, "key": line.key, "meter": line.meter, "period": line.usage_period}
+        bins = {"bin__gte": line.usage_period, "bin__lt": lineage.end_of(line, database_of(line))}
+        filters = {"account": line.report.account, "key": line.key, "meter": line.meter, **bins}
         return link_to_lines(self.admin_site, **filters, rule=line.rule_id, version=line.rule_version)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ratelimits import moments
+from ratelimits import moments, rules
 from ratelimits.algorithms.limits import Algorithm, Limit
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
@@ -137,12 +137,13 @@ def affected(rule: Rule, algorithm: Algorithm, now: int | None = None) -> Affect
         refuses_everyone = algorithm.admits_nothing and is_enforced and not rule.group
         return Affected(0, None, has_more=False, refuses_everyone=refuses_everyone, in_ledger=False)
     used_keys, has_more = _usage_of_keys(rule, now)
+    above_limit: int | None = None
     if algorithm.admits_nothing:
-        above_limit: int | None = len(used_keys)
-    else:
-        above_limit = _above_in_redis(rule, algorithm, used_keys) if _has_counters(rule) else None
+        above_limit = len(used_keys)
+    elif (algorithms := _algorithms_of(algorithm, used_keys)) is not None:
+        above_limit = _above_in_redis(rule, algorithms, used_keys) if _has_counters(rule) else None
         if above_limit is None and _ledger_shows_usage(rule, algorithm, now):
-            above_limit = sum(_is_above(algorithm, use.units, now) for use in used_keys)
+            above_limit = sum(_is_above(one, use.units, now) for one, use in zip(algorithms, used_keys, strict=True))
     refuses_all = algorithm.admits_nothing or (bool(used_keys) and len(used_keys) == above_limit)
     return Affected(
         len(used_keys),
@@ -173,7 +174,19 @@ def _has_counters(rule: Rule) -> bool:
     return Rule.objects.using(conf.DATABASE).filter(pk=rule.pk, **saved_values).exclude(mode=Rule.Mode.OFF).exists()
 
 
-def _above_in_redis(rule: Rule, algorithm: Algorithm, used_keys: list[_KeyUsage]) -> int | None:
+def _algorithms_of(algorithm: Algorithm, used_keys: list[_KeyUsage]) -> list[Algorithm] | None:
+    """Return the algorithm for each key, with the terms of its account; None if the accounts cannot be read."""
+    if not algorithm.follows_billing:
+        return [algorithm] * len(used_keys)
+    accounts = [f"account:{use.account}" if use.account else None for use in used_keys]
+    try:
+        snapshot = rules.current().with_rows_of(*(Identity(account=account) for account in accounts))
+        return [algorithm.in_periods_of(snapshot.period_terms(account)) for account in accounts]
+    except rules.RulesUnavailable:
+        return None
+
+
+def _above_in_redis(rule: Rule, algorithms: list[Algorithm], used_keys: list[_KeyUsage]) -> int | None:
     """Return the number of keys whose next request would be refused.
 
     Return None if Redis does not answer, or if there are more than `MAX_PEEKS` keys.
@@ -182,7 +195,7 @@ def _above_in_redis(rule: Rule, algorithm: Algorithm, used_keys: list[_KeyUsage]
         return None
     refused = 0
     try:
-        for use in used_keys:
+        for use, algorithm in zip(used_keys, algorithms, strict=True):
             limit = Limit(use.key, algorithm, rule.name)
             refused += not peek([limit], timeout=float(rule.max_wait or 0), account=_place(use)).allowed
     except UNAVAILABLE:

@@ -13,6 +13,7 @@ from ratelimits.admin.rule_form.affected import affected
 from ratelimits.admin.rule_form.rule_text import explanations
 from ratelimits.admin.rule_form.typed_forms import SuggestingInput, TypedRates
 from ratelimits.algorithms.limits import ALGORITHMS, fields_of
+from ratelimits.algorithms.windows import BILLING_PERIOD
 from ratelimits.conf import conf
 from ratelimits.models import Rule
 from ratelimits.models.fields.numbers import typed_formfield
@@ -29,6 +30,8 @@ MAIN_NUMBERS = ("capacity", "rate", "period", "calendar_unit", "timezone", "max_
 COVERAGE = tuple(field.name for field in Coverage._meta.get_fields())
 #: The fields that say whose requests a rule refuses.
 _WHO_IS_REFUSED = (*COUNTING_FIELDS, *COVERAGE, "meter", "mode", "plan_id")
+#: By unit of a calendar window: the fields that the account has instead of the rule.
+_FIELDS_OF_ACCOUNT = {BILLING_PERIOD: ["timezone", "anchor"]}
 #: Name of the button with which a user confirms a rule that would refuse everyone.
 EVERYONE_MEANT = "_everyone_meant"
 #: Maximum number of groups that the form suggests.
@@ -83,6 +86,8 @@ class RuleForm(TypedRates):
             algorithm.widget.attrs["data-ratelimits-fields"] = json.dumps(_fields_by_algorithm())
             algorithm.widget.attrs["data-ratelimits-explanations"] = json.dumps(explanations())
             algorithm.help_text = _algorithm_explanations()
+        if "calendar_unit" in self.fields:
+            self.fields["calendar_unit"].widget.attrs["data-ratelimits-hides"] = json.dumps(_FIELDS_OF_ACCOUNT)
         for name in self.fields.keys() & {"callers", "refusal_status"}:
             # A POST without this field keeps the saved value. But an empty value is refused.
             self.fields[name].required = self.is_bound and self.add_prefix(name) in self.data

@@ -10,6 +10,8 @@ from urllib.parse import urlencode
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.algorithms.windows import BILLING_PERIOD
+
 
 class StartingPoint(NamedTuple):
     """A starting point: the text of its link, and the values of the form's fields."""
@@ -26,6 +28,16 @@ STARTING_POINTS: tuple[StartingPoint, ...] = (
     StartingPoint(
         _("100,000 per month"),
         {"name": "monthly", "algorithm": "calendar_window", "capacity": "100000", "calendar_unit": "month"},
+    ),
+    StartingPoint(
+        _("100,000 per billing period of each account"),
+        {
+            "name": "per-period",
+            "algorithm": "calendar_window",
+            "capacity": "100000",
+            "calendar_unit": BILLING_PERIOD,
+            "key_kind": "account",
+        },
     ),
     StartingPoint(_("4 at once"), {"name": "at-once", "algorithm": "concurrency", "capacity": "4"}),
     StartingPoint(

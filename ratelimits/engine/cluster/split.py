@@ -259,8 +259,7 @@ def _undo(call: Call, terms: tuple[Term, ...], at: int, nonce: str) -> Call:
         in_account=call.in_account,
         usage=None,
         at=at,
-        bin=0,  # without usage there is no bin and no period
-        period=0,
+        bin=0,  # without usage there is no bin
         lease=lease,
     )
     return call._replace(
@@ -325,7 +324,7 @@ def _count(
 ) -> Generator[Sent, bytes, None]:
     shard_id = shard_of_usage(whole_command.keyspace, usage)
     for group in in_bounds(counted):
-        command = Count(whole_command.keyspace.head(shard_id), whole_command.keyspace.open(shard_id), usage, kind)
+        command = Count(whole_command.keyspace.head(shard_id), whole_command.keyspace.open(shard_id), kind)
         for item in group:
             command.add(item)
         try:

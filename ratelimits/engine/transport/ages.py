@@ -1,14 +1,21 @@
-"""Say which idle connections may be used: balancers and firewalls drop idle connections without telling anybody.
+"""Say which connections may be used: balancers and firewalls drop idle connections without telling anybody.
 
 Nothing comes back on such a connection, not even an error. So it is found before a command is sent, or never used:
 
-- A connection that was idle for at most `asked` seconds is used at once.
+- A connection that was idle for at most JUST_NOW seconds is used at once.
+- After a longer time, the app looks whether the other side has ended it. If so, it is replaced.
+- A connection that was idle for at most `asked` seconds is used then.
 - After a longer time, the server is asked on it (PING). If no answer comes, the connection is replaced.
 - A connection that was idle for more than `oldest` seconds is replaced without asking.
+
+Each connection is replaced after some time (`until`), however often it is used. What a process asks for when it
+connects, such as the run of the server, can change meanwhile: a right is given or taken away, or another server has the
+name.
 """
 
 from __future__ import annotations
 
+import random
 import socket
 import sys
 import time
@@ -18,6 +25,9 @@ from typing import Any
 from redis.connection import Connection
 from redis.exceptions import RedisError, ResponseError
 
+#: A look whether a connection has ended takes a system call, which is about 4 % of the time of a decision. Nobody looks
+#: at a connection that was idle for at most this number of seconds: in a loop, a decision follows the last one sooner.
+JUST_NOW = 0.0001
 #: The server is asked on a connection that was idle for more than IDLE seconds. The option `health_check_interval` of
 #: the cache alias replaces this number.
 IDLE = 1.0
@@ -25,9 +35,14 @@ IDLE = 1.0
 OLDEST = 30.0
 #: Seconds to remember that an idle connection was silent.
 REMEMBERED = 600.0
-#: A connection whose credentials come from a provider is replaced after this number of seconds, if the provider does
-#: not report new ones. Credentials that expire (of IAM or Entra ID) are new for at least five minutes.
-LIFETIME = 240.0
+#: A connection is replaced after this number of seconds.
+LIFETIME = 600.0
+#: The same for a connection whose credentials come from a provider: perhaps the provider does not report new ones.
+#: Credentials that expire (of IAM or Entra ID) are new for at least five minutes.
+LIFETIME_OF_CREDENTIALS = 240.0
+#: Each connection has up to this share of its lifetime less than others, so that the connections that a process made
+#: when it began are not replaced together.
+SPREAD = 0.1
 #: TCP probes a connection that is idle for this number of seconds, then every INTERVAL seconds. After PROBES probes
 #: without a reply the connection is closed.
 KEEPALIVE, INTERVAL, PROBES = 15, 5, 3
@@ -43,7 +58,7 @@ class Ages:
     asked     see the head of this file
     oldest    see the head of this file; it is shorter for some time after a connection was silent
     wait      how long to wait for the answer to PING
-    lifetime  a connection is replaced when it is older; infinite if its credentials do not come from a provider
+    lifetime  for how long a connection may be used at most
     """
 
     def __init__(self, kwargs: Mapping[str, Any], timeout: float) -> None:
@@ -55,11 +70,15 @@ class Ages:
         self._silent, self._remembered_until = self._longest, float("-inf")
         # Half of the time of a call: then a call that has to make a new connection is not much later.
         self.wait = timeout / 2
-        self.lifetime = float("inf") if kwargs.get("credential_provider") is None else LIFETIME
+        self.lifetime = LIFETIME if kwargs.get("credential_provider") is None else LIFETIME_OF_CREDENTIALS
 
     @property
     def oldest(self) -> float:
         return self._silent if time.monotonic() < self._remembered_until else self._longest
+
+    def until(self) -> float:
+        """Return until when a connection may be used that is made now (s, monotonic)."""
+        return time.monotonic() + self.lifetime * (1 - SPREAD * random.random())  # noqa: S311
 
     def was_silent(self, idle: float) -> None:
         """Note that nothing came back on a connection that was idle for `idle` seconds, although the server answers.

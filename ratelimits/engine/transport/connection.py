@@ -18,6 +18,7 @@ from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
     InvalidResponse,
+    MasterDownError,
     ReadOnlyError,
     RedisError,
     ResponseError,
@@ -48,7 +49,8 @@ class NotSent(Unavailable):
 class Dropped(NotSent):
     """The connection was lost before the whole command was sent. Another connection can send this command.
 
-    Also raised if the server wants other credentials: then it has read the command, but did nothing.
+    Also raised if the server wants other credentials, or refuses writes because another server is perhaps the primary
+    now: then it has read the command, but did nothing.
     """
 
 
@@ -79,16 +81,18 @@ _LOST = {
     errno.ENETUNREACH,
 }
 #: Errors with which a server refuses a write. The error of a script contains the error of its command.
-_WRITE_REFUSED = re.compile(r"^NOREPLICAS |-(?:READONLY|NOREPLICAS) ")
+_WRITE_REFUSED = re.compile(r"^NOREPLICAS |: -(?:READONLY|NOREPLICAS) ")
 
 
 def refuses_writes(error: ResponseError) -> bool:
     """Return whether the error means that the server wrote nothing, because it is a replica or has too few replicas.
 
-    If so, the caller closes the connection: perhaps another server is the primary now.
+    If so, the caller closes the connection, and may send the command on another one: perhaps another server is the
+    primary now.
     """
+    # A replica that hears nothing of its primary can refuse all commands (`replica-serve-stale-data no`: MASTERDOWN).
     # In Redis 6.2 the error of a script is a ResponseError that contains the server's error in its text.
-    return isinstance(error, ReadOnlyError) or _WRITE_REFUSED.search(str(error)) is not None
+    return isinstance(error, ReadOnlyError | MasterDownError) or _WRITE_REFUSED.search(str(error)) is not None
 
 
 def failure(error: BaseException) -> Unavailable:
@@ -96,11 +100,10 @@ def failure(error: BaseException) -> Unavailable:
 
     Return NotSent if the server said that it did not begin the call, otherwise Unanswered.
     """
-    if isinstance(error, AuthenticationError):
-        return Dropped(str(error))
     # A Sentinel connection replaces a ReadOnlyError by an error with this text.
-    refused = isinstance(error, BusyLoadingError) or str(error) == "The previous master is now a slave"
-    return NotSent(str(error)) if refused else Unanswered(str(error))
+    if isinstance(error, AuthenticationError) or str(error) == "The previous master is now a slave":
+        return Dropped(str(error))
+    return NotSent(str(error)) if isinstance(error, BusyLoadingError) else Unanswered(str(error))
 
 
 def not_written(error: BaseException | None) -> bool:
@@ -164,13 +167,13 @@ class OwnedConnection:
     """A connection that only one call uses at a time.
 
     run         the run of the server when the connection was opened
-    made        the moment when the connection was opened, in seconds of the monotonic clock
-    used        the moment of the last use
+    until       the moment when the connection must be replaced, in seconds of the monotonic clock
+    used        the moment when the last call gave the connection back
     process     an object that stands for the process that made the connection; None if the connection must be replaced
     raw_parser  the parser of the connection; None if the project has configured another parser
     """
 
-    __slots__ = ("__weakref__", "connection", "made", "process", "raw_parser", "run", "used")
+    __slots__ = ("__weakref__", "connection", "process", "raw_parser", "run", "until", "used")
 
     def __init__(self, make: Callable[..., Any], kwargs: dict[str, Any], process: object) -> None:
         self.raw_parser: RawReplyParser | None = None
@@ -179,7 +182,7 @@ class OwnedConnection:
         self.connection = make(**{**kwargs, "parser_class": self._make_parser if parser is DefaultParser else parser})
         self.process: object = process
         self.run = ""
-        self.made = self.used = 0.0
+        self.until = self.used = 0.0
 
     def greet(self) -> None:
         """Connect and ask the server for its run. Raise NotSent if the server does not answer."""
@@ -229,7 +232,7 @@ class OwnedConnection:
             if not refuses_writes(error):
                 raise
             self.connection.disconnect()
-            raise NotSent(str(error)) from error
+            raise Dropped(str(error)) from error
         except BlockingIOError as error:  # the timeout in the kernel has ended
             self.connection.disconnect()
             raise Unanswered(f"no reply within {raw_parser.timeout:g} s") from error
@@ -262,7 +265,7 @@ def exchange(connection: Any, packed: bytes) -> Any:
         if not refuses_writes(error):
             raise
         connection.disconnect()
-        raise NotSent(str(error)) from error
+        raise Dropped(str(error)) from error
     except BaseException as error:  # noqa: BLE001  (raised again)
         connection.disconnect()
         _raise_for_caller(error)

@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any
 from weakref import WeakSet
 
-from ratelimits.engine.transport.ages import ask
+from ratelimits.engine.transport.ages import JUST_NOW, ask
 from ratelimits.engine.transport.connection import NotSent, OwnedConnection
 
 #: Maximum number of idle connections to one server. If there are more, the connection that was idle longest is closed.
@@ -56,11 +56,7 @@ class IdleConnections:
     def __init__(self, pool: Any) -> None:
         self._pool = pool
         self._ages = pool.ages
-        #: A connection that was idle for at most this number of seconds is used at once.
-        self._asked = self._ages.asked
         self._idle: deque[OwnedConnection] = deque(maxlen=IDLE_CONNECTIONS)
-        #: Give a connection back.
-        self.give = self._idle.append
         self.begin()
         _all_lists.add(self)
 
@@ -77,25 +73,34 @@ class IdleConnections:
         """Return an open connection that no other call uses. Raise NotSent if the server does not answer."""
         return self._find_idle() or self._find_or_connect()
 
+    def give(self, connection: OwnedConnection) -> None:
+        """Give a connection back."""
+        connection.used = time.monotonic()
+        self._idle.append(connection)
+
     def _find_idle(self) -> OwnedConnection | None:
         while True:
             try:
                 connection = self._idle.pop()
             except IndexError:
                 return None
-            now = time.monotonic()
-            # A forked child must not use its parent's socket. The child only forgets the connection object, so
-            # the socket stays open for the parent.
-            if (
-                connection.process is _process
-                and not connection.ended()
-                and (now - connection.used <= self._asked or self._is_alive(connection, now - connection.used))
-            ):
-                connection.used = now
-                return connection
+            if connection.process is _process:
+                now = time.monotonic()
+                idle = now - connection.used
+                if now <= connection.until and (idle <= JUST_NOW or self._is_alive(connection, idle)):
+                    return connection
+            elif connection.process is not None:
+                # A forked child must not use its parent's socket. The child only forgets the connection object, so
+                # the socket stays open for the parent.
+                continue
+            connection.connection.disconnect()
 
     def _is_alive(self, connection: OwnedConnection, idle: float) -> bool:
         """Return whether a connection that was idle for `idle` seconds may be used."""
+        if connection.ended():
+            return False
+        if idle <= self._ages.asked:
+            return True
         if idle > self._ages.oldest or connection.closed():
             return False
         answers = ask(connection.connection, self._ages.wait)
@@ -133,12 +138,12 @@ class IdleConnections:
         if self._silent:
             self._ages.was_silent(self._silent)
             self._silent = 0.0
-        connection.made = connection.used = time.monotonic()
+        connection.until = self._ages.until()
         return connection
 
 
 class RenewableConnections(IdleConnections):
-    """Idle connections whose credentials come from a provider. They are replaced in time."""
+    """Idle connections whose credentials come from a provider. They are replaced when it has new ones."""
 
     def __init__(self, pool: Any) -> None:
         #: All connections, also those that a call uses now.
@@ -150,12 +155,6 @@ class RenewableConnections(IdleConnections):
     def begin(self) -> None:
         super().begin()
         self._lock = threading.Lock()
-
-    def _find_idle(self) -> OwnedConnection | None:
-        while True:
-            connection = super()._find_idle()
-            if connection is None or time.monotonic() - connection.made <= self._ages.lifetime:
-                return connection
 
     def _connect(self) -> OwnedConnection:
         renewals = self._renewals

@@ -7,6 +7,7 @@ closed, before a command is written (see ages.py).
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 from collections import deque
 from typing import Any, Protocol
@@ -17,8 +18,8 @@ from redis.exceptions import AuthenticationError, InvalidResponse, RedisError, R
 
 from ratelimits.engine.assemble.scripts import Script
 from ratelimits.engine.resp import Sendable
-from ratelimits.engine.transport.ages import PING, Ages, ended
-from ratelimits.engine.transport.connection import MORE, NotSent, Unanswered, failure, refuses_writes
+from ratelimits.engine.transport.ages import JUST_NOW, PING, Ages, ended
+from ratelimits.engine.transport.connection import MORE, Unanswered, failure, refuses_writes
 
 #: Maximum number of commands that are written and not answered. A server decides 128 commands in about 10 ms.
 IN_FLIGHT = 128
@@ -34,7 +35,7 @@ class Reply(asyncio.Future[Any]):
     """
 
     written = False
-    #: Whether the command was written twice, because the server refused the credentials.
+    #: Whether the command was written twice, because the server did nothing with it at first.
     repeated = False
 
     def cancel(self, msg: Any | None = None) -> bool:
@@ -55,6 +56,11 @@ class Ping:
         return PING
 
 
+def _did_nothing(error: Exception) -> bool:
+    """Return whether the server did nothing with a command, which may be sent on another connection."""
+    return isinstance(error, AuthenticationError) or (isinstance(error, ResponseError) and refuses_writes(error))
+
+
 class Owner(Protocol):
     """Has the waiting commands, and makes a new connection when they need one."""
 
@@ -64,8 +70,8 @@ class Owner(Protocol):
     def write(self) -> None:
         """Write waiting commands. Without a connection, connect first."""
 
-    def repeat(self, commands: list[Waiting]) -> None:
-        """Let commands wait again, before all others, with which the server did nothing."""
+    def repeat(self, commands: list[Waiting], reason: str) -> None:
+        """Let commands wait again, before all others, with which the server did nothing for this reason."""
 
     def was_silent(self, idle: float) -> None:
         """Note that no answer came on a connection that was idle for so many seconds."""
@@ -89,16 +95,14 @@ class Link(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         #: The commands that are not answered, the oldest first. For each of them: the moment when its reply is due.
         self._sent: deque[tuple[Waiting, float]] = deque()
-        #: The moment when commands were last written. If no command is written for some time after it, the server is
-        #: asked before the next command.
-        self._used = self._loop.time()
+        #: The moment when commands were last written, or replies came. If no command is written for some time after it,
+        #: the server is asked before the next command. (`loop.time` of some event loops tells only milliseconds.)
+        self._used = time.monotonic()
         #: The reply to PING, until it was noticed. No other command is written meanwhile.
         self._asked: Reply | None = None
         self._timer: asyncio.TimerHandle | None = None
-        #: Ends the connection before its credentials expire.
-        self._lifetime: asyncio.TimerHandle | None = None
-        if self._ages.lifetime < float("inf"):
-            self._lifetime = self._loop.call_later(self._ages.lifetime, self.end)
+        #: When the connection must be replaced (s, monotonic), and whether commands were written on it before.
+        self._until, self._has_begun = self._ages.until(), False
         #: Whether `_look` checks once more before it closes the connection because of a late reply. With this check
         #: it becomes False. When bytes arrive, it becomes True again.
         self._last_look_is_left = False
@@ -121,18 +125,20 @@ class Link(asyncio.Protocol):
     def write(self, waiting: deque[Waiting]) -> None:
         """Write waiting commands together and in order, until IN_FLIGHT commands are not answered.
 
-        Write nothing if the connection ends because it was idle too long or the other side has ended it, or while the
-        server is asked.
+        Write nothing if the connection ends because it was idle too long, or is too old, or because the other side has
+        ended it. Write nothing while the server is asked.
         """
-        if ended(self._socket):
-            self.end()  # the event loop has not read the end yet
+        now = time.monotonic()
+        idle = now - self._used
+        # Perhaps the event loop has not read the end yet.
+        if (self._has_begun and now > self._until) or (idle > JUST_NOW and ended(self._socket)):
+            self.end()
             return
-        now = self._loop.time()
-        if now - self._used > self._ages.asked and not self._is_alive(now):
+        if idle > self._ages.asked and not self._is_alive(idle):
             return
         self._used = now
         packed = []
-        room, due = IN_FLIGHT - len(self._sent), now + self._timeout
+        room, due = IN_FLIGHT - len(self._sent), self._loop.time() + self._timeout
         while waiting and room:
             one = command, nonce, reply = waiting.popleft()
             if reply.done():
@@ -147,12 +153,13 @@ class Link(asyncio.Protocol):
             self._sent.append((one, due))
             room -= 1
         if packed:
+            self._has_begun = True
             self._transport.write(b"".join(packed))
             if self._timer is None:
                 self._look_at(due)
 
-    def _is_alive(self, now: float) -> bool:
-        """Return whether a connection may be used on which nothing was written for some time.
+    def _is_alive(self, idle: float) -> bool:
+        """Return whether a connection may be used on which nothing was written for `idle` seconds.
 
         If it was idle too long, close it. Otherwise ask the server, whose answer then lets the owner write.
         """
@@ -160,29 +167,30 @@ class Link(asyncio.Protocol):
             return False
         if self._sent:
             return True
-        if now - self._used > self._ages.oldest:
+        if idle > self._ages.oldest:
             self.close()
             return False
-        self._asked = Reply(loop=self._loop)
-        self._sent.append(((Ping(), b"", self._asked), now + self._ages.wait))
+        self._asked, due = Reply(loop=self._loop), self._loop.time() + self._ages.wait
+        self._sent.append(((Ping(), b"", self._asked), due))
         self._transport.write(PING)
-        self._look_at(now + self._ages.wait)
+        self._look_at(due)
         return False
 
     def data_received(self, data: bytes) -> None:
         """Read the replies. Give each of them to the caller of the oldest command that is not answered."""
         self._last_look_is_left = True
         reader, sent = self._reader, self._sent
-        #: Commands that the server did not carry out, because it wants other credentials: a new connection has them.
-        refused = []
+        #: Commands with which the server did nothing, because it wants other credentials or refuses writes. A new
+        #: connection has the newest credentials, and leads to the primary.
+        refused, reason = [], ""
         reader.feed(data)
         try:
             while (reply := reader.gets()) is not MORE:
                 one, _due = sent.popleft()
                 future = one[2]
                 if isinstance(reply, Exception):
-                    if isinstance(reply, AuthenticationError):
-                        self.ended = True
+                    if _did_nothing(reply):
+                        self.ended, reason = True, str(reply)
                         refused.append(one)
                         continue
                     reply = self._error_for_caller(reply)
@@ -194,27 +202,27 @@ class Link(asyncio.Protocol):
                     future.set_result(reply)
         except (RedisError, IndexError) as error:
             self.fail(f"the server sent an unexpected reply: {error}")
-            return
         if self._asked is not None and self._asked.done():
             self._asked.exception()  # an error is an answer too: perhaps the user may not send PING
-            self._asked, self._used = None, self._loop.time()
+            self._asked = None
+        if self._asked is None:
+            self._used = time.monotonic()
         if self.ended and not sent:
             self.close()
         if (owner := self._owner()) is not None:
             if refused:
-                owner.repeat(refused)
+                owner.repeat(refused, reason)
             owner.write()
 
     def _error_for_caller(self, error: Exception) -> Exception:
         """Return the error for the caller.
 
-        If the server refuses writes, or the error is no ResponseError (such as BusyLoadingError), do not use this
-        connection any more.
+        If the error is no ResponseError (such as BusyLoadingError), do not use this connection any more.
         """
-        if isinstance(error, ResponseError) and not refuses_writes(error):
+        if isinstance(error, ResponseError):
             return error
         self.ended = True
-        return NotSent(str(error)) if isinstance(error, ResponseError) else failure(error)
+        return failure(error)
 
     def _look_at(self, moment: float) -> None:
         self._last_look_is_left = True
@@ -234,7 +242,7 @@ class Link(asyncio.Protocol):
             self._last_look_is_left = False
         else:
             if self._asked is not None and (owner := self._owner()) is not None:
-                owner.was_silent(now - self._used)
+                owner.was_silent(time.monotonic() - self._used)
             self.fail(f"no reply within {self._timeout:g} s")
 
     def eof_received(self) -> None:
@@ -282,10 +290,9 @@ class Link(asyncio.Protocol):
     def close(self) -> None:
         """Close the connection. The commands without a reply stay in `_sent`."""
         self.ended = True
-        for timer in (self._timer, self._lifetime):
-            if timer is not None:
-                timer.cancel()
-        self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._connection._writer is not None:
             self._transport.abort()
             self._connection._close()

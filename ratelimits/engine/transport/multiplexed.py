@@ -169,12 +169,15 @@ class Multiplexed:
         if not done.cancelled():
             done.exception()  # asyncio logs an error that nobody has read, so read it here
 
-    def repeat(self, commands: list[Waiting]) -> None:
-        """Let commands wait again, before all others, with which the server did nothing. But do this only once."""
+    def repeat(self, commands: list[Waiting], reason: str) -> None:
+        """Let commands wait again, before all others, with which the server did nothing for this reason.
+
+        A command for which this happens twice raises NotSent.
+        """
         for one in reversed(commands):
             command, _nonce, reply = one
             if reply.repeated and not reply.done():
-                reply.set_exception(NotSent("the server refused two connections"))
+                reply.set_exception(NotSent(reason))
             elif not isinstance(command, Ping):
                 reply.written, reply.repeated = False, True
                 self._waiting.appendleft(one)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import time
+from functools import cache
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import redis
@@ -22,11 +23,12 @@ from redis.asyncio.sentinel import SentinelManagedConnection as AsyncSentinelMan
 from redis.asyncio.sentinel import SentinelManagedSSLConnection as AsyncSentinelManagedSSLConnection
 from redis.backoff import NoBackoff
 from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
-from redis.exceptions import AuthenticationError
+from redis.exceptions import AuthenticationError, ResponseError
 from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 
 from ratelimits.engine.transport.ages import Ages, ask, tcp_options
+from ratelimits.engine.transport.connection import refuses_writes
 from ratelimits.engine.transport.credentials import connect
 
 try:
@@ -80,13 +82,44 @@ _COMMAND_NAME = signature(ConnectionPool.get_connection).parameters.get("command
 _NAMES = ("PING",) if _COMMAND_NAME is not None and _COMMAND_NAME.default is Parameter.empty else ()
 
 
+@cache
+def _noting(connection_class: type[Any]) -> type[Any]:
+    """Return a class of the same connections, which note if their server refuses writes.
+
+    Such a server is perhaps no primary any more. If its name has moved, a new connection reaches the new primary.
+    """
+
+    class Noting(connection_class):  # type: ignore[misc]
+        refuses_writes = False
+
+        def read_response(self, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return super().read_response(*args, **kwargs)
+            except ResponseError as error:
+                self.refuses_writes = self.refuses_writes or refuses_writes(error)
+                raise
+
+    Noting.__name__ = connection_class.__name__
+    return Noting
+
+
+class _Moments(NamedTuple):
+    """When a connection was made and last taken, and when it must be replaced (s, monotonic)."""
+
+    made: float
+    used: float
+    until: float
+
+
 class _Pool(ConnectionPool):
-    """A pool that replaces connections which were idle too long, or whose credentials may be too old."""
+    """A pool that replaces connections which were idle too long, or are too old.
+
+    If a server has refused a write, it replaces all connections.
+    """
 
     def __init__(self, ages: Ages, **kwargs: Any) -> None:
         self.ages = ages
-        #: For each connection: the moments when it was made and when it was last taken (s, monotonic).
-        self._moments: WeakKeyDictionary[Any, tuple[float, float]] = WeakKeyDictionary()
+        self._moments: WeakKeyDictionary[Any, _Moments] = WeakKeyDictionary()
         #: Connections that were made before this moment are replaced.
         self._renewed = float("-inf")
         super().__init__(**kwargs)
@@ -103,12 +136,15 @@ class _Pool(ConnectionPool):
                 raise
             # The credentials changed after the provider was asked. It has new ones now.
             connection = super().get_connection(*_NAMES)
-        made, used = self._moments.get(connection, (now, now))
+        made, used, until = self._moments.get(connection) or (now, now, self.ages.until())
         idle = now - used
         try:
             answers = self._answers(connection, idle)
-            if made < self._renewed or now - made > self.ages.lifetime or not answers:
-                made = now
+            if connection.refuses_writes:
+                connection.refuses_writes = False
+                self._renewed = now  # the others perhaps lead to this server too
+            if made < self._renewed or now > until or not answers:
+                made, until = now, self.ages.until()
                 connection.disconnect()
                 connect(connection)
                 if answers is None:
@@ -117,7 +153,7 @@ class _Pool(ConnectionPool):
             connection.disconnect()  # perhaps the answer to PING was not read
             self.release(connection)
             raise
-        self._moments[connection] = made, now
+        self._moments[connection] = _Moments(made, now, until)
         return connection
 
     def _answers(self, connection: Any, idle: float) -> bool | None:
@@ -141,7 +177,7 @@ class _SentinelPool(_Pool, SentinelConnectionPool):
 def no_retry_pool(pool: Any, timeout: float) -> Any:
     """Return a pool of the same kind for the same server. Its connections wait at most `timeout` seconds."""
     kwargs = _connection_arguments(pool, timeout) | _NO_NOTICES
-    ages = Ages(pool.connection_kwargs, timeout)
+    ages, connection_class = Ages(pool.connection_kwargs, timeout), _noting(pool.connection_class)
     if isinstance(pool, SentinelConnectionPool):
         kwargs.pop("connection_pool", None)
         return _SentinelPool(
@@ -150,11 +186,11 @@ def no_retry_pool(pool: Any, timeout: float) -> Any:
             _no_retry_manager(pool.sentinel_manager, timeout),
             is_master=pool.is_master,
             check_connection=pool.proxy.check_connection,
-            connection_class=pool.connection_class,
+            connection_class=connection_class,
             max_connections=_UNLIMITED,
             **kwargs,
         )
-    return _Pool(ages, connection_class=pool.connection_class, max_connections=_UNLIMITED, **kwargs)
+    return _Pool(ages, connection_class=connection_class, max_connections=_UNLIMITED, **kwargs)
 
 
 def _addresses(manager: Any) -> list[tuple[str, int]]:
@@ -203,7 +239,7 @@ def async_pool(pool: Any) -> Any:
     # Where connections of redis.asyncio can have the notices of a server, turn them off too.
     if kwargs["protocol"] == 3 and _NO_NOTICES.keys() <= signature(AsyncAbstractConnection).parameters.keys():
         kwargs |= _NO_NOTICES
-    async_class = _ASYNC_CLASSES.get(pool.connection_class)
+    async_class = _ASYNC_CLASSES.get(pool.connection_class.__base__)
     if async_class is None:
         raise ImproperlyConfigured(
             f"{pool.connection_class.__name__} has no asyncio version: use the sync functions in a thread"

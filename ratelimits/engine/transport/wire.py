@@ -69,6 +69,16 @@ def try_options(alias: str, timeout: float) -> None:
         no_retry_pool(source.connection_pool, timeout).make_connection()
 
 
+def try_options_of_async_code(alias: str, timeout: float) -> None:
+    """Do the same with a connection for async code: redis.asyncio does not know all options of redis-py.
+
+    Raise ImproperlyConfigured if there are no such connections. Then each async request raises this error too.
+    """
+    source = configured(alias)
+    if isinstance(source, redis.Redis):
+        async_pool(no_retry_pool(source.connection_pool, timeout)).make_connection()
+
+
 class Wire:
     """The connections to the server of one django-redis cache alias."""
 

@@ -5,7 +5,7 @@
 local function counter_of_rule(kind, counter, number)
   -- rules.lua explains these bytes of ARGV[4]. `rule` is the text "rule|version".
   local _, rule = struct.unpack('<ds', ARGV[4], rules_at + 30 * number)
-  -- `where` is "|bin|period|meter|", and `who` is "|account|key".
-  local where, who = string.match(counter, '^a(|%d+|%d+|[^|]*|)%d+|%d+(|.*)$')
+  -- `where` is "|bin|meter|", and `who` is "|account|key".
+  local where, who = string.match(counter, '^a(|%d+|[^|]*|)%d+|%d+(|.*)$')
   return kind .. where .. rule .. who
 end

@@ -40,7 +40,9 @@ class Command(ExplainedCommand):
         parser.add_argument("directory", type=Path, help="the directory of the archive files")
         modes = parser.add_mutually_exclusive_group(required=True)
         modes.add_argument(
-            "--before", metavar="MONTH", help="move usage of billing periods that started before MONTH, such as 2026-01"
+            "--before",
+            metavar="MONTH",
+            help="move usage from before MONTH, such as 2026-01, of billing periods with a report",
         )
         modes.add_argument(
             "--keep", type=whole_number, metavar="MONTHS", help="keep the current month and this many months before it"
@@ -60,8 +62,8 @@ class Command(ExplainedCommand):
             raise CommandError(str(error)) from error
 
     def _archive(self, month: str, directory: Path, progress: Progress) -> None:
-        # The month begins first in the easternmost time zone. Move only periods that started before this moment. So no
-        # period of the month is moved, whatever the time zone of its account is.
+        # The month begins first in the easternmost time zone. Move only usage from before this moment. So no usage of
+        # the month is moved, whatever the time zone of its account is.
         earliest_start, _latest_end = month_window(month)
         before = earliest_start // SECOND
         for pruned in archive.prune(conf.DATABASE, before, directory, progress):

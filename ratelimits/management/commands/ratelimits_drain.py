@@ -11,6 +11,7 @@ from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import plural
 from ratelimits.management.progress import shown
+from ratelimits.models.ledger.gaps import FSYNC_POLICIES
 from ratelimits.usage import span_totals
 from ratelimits.usage.apply import BatchOutcome
 from ratelimits.usage.fence import NotFencedError
@@ -40,7 +41,8 @@ class Command(ExplainedCommand):
         except RedisError as error:
             raise CommandError(f"Redis does not answer: {error}") from error
         batches, lines = plural(drained.batches, "batch", "batches"), plural(drained.lines, "line")
-        self.stdout.write(f"Drained {batches}, {lines} (appendfsync {drained.fsync}).")
+        promise = "appendfsync" if drained.fsync in FSYNC_POLICIES else "fence"
+        self.stdout.write(f"Drained {batches}, {lines} ({promise} {drained.fsync}).")
         # Name only the outcomes that a person may have to look into.
         for outcome, count in drained.outcomes.items():
             if outcome not in (BatchOutcome.APPLIED, BatchOutcome.DONE_BEFORE):

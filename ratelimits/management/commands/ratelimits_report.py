@@ -10,6 +10,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db.models import Sum
 
+from ratelimits.algorithms.billing_periods import month_of, period_name
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import is_or_are, plural
@@ -18,14 +19,15 @@ from ratelimits.management.table import table
 from ratelimits.models import Report
 from ratelimits.models.keys import canonical_account
 from ratelimits.reports.amounts import UnreadableError
-from ratelimits.reports.closing.labelled import uncovered_starts
+from ratelimits.reports.closing.labelled import untallied_bins, with_open_periods
 from ratelimits.reports.closing.open_periods import open_periods
 from ratelimits.reports.exports import FORMATS, Format, format_of_file
 from ratelimits.reports.exports.billing import NotAccepted
-from ratelimits.reports.periods import Period, span_of
+from ratelimits.reports.periods import span_of
 from ratelimits.reports.rows import FINAL, PROVISIONAL, Row
 from ratelimits.reports.statements import Statement, columns_of, statements
 from ratelimits.reports.statements.charges import lines_for
+from ratelimits.reports.statements.unstated import unstated
 from ratelimits.usage.complete import completeness
 
 #: The format for people. It is only printed: a file cannot have this format.
@@ -115,7 +117,12 @@ class Command(ExplainedCommand):
             self.stderr.write(_notice(counts, final_only=options["final_only"]))
             for sentence in _not_final(month, account):
                 self.stderr.write(sentence)
+        self._print_unstated(month, account)
         self.inform(completeness(conf.DATABASE))
+
+    def _print_unstated(self, month: str, account: str | None) -> None:
+        for found in unstated(conf.DATABASE, month, account):
+            self.stderr.write(found.sentence)
 
     def _print_table(self, lines: Iterable[Row]) -> None:
         for line in table(_HEADERS, map(_cells, lines), self.style.MIGRATE_HEADING):
@@ -135,7 +142,8 @@ class Command(ExplainedCommand):
 
 def _cells(row: Row) -> tuple[object, ...]:
     """Return the cells of a report line in the table."""
-    month = Period(row.billing_period_start, row.billing_period_end, row.timezone).name
+    label = month_of(row.billing_period_end - 1, row.timezone)
+    month = period_name(label, row.billing_period_start, row.timezone)
     quantities = row.consumed_quantity, row.included_quantity, row.overage_quantity, row.denied_count
     return row.account, row.key, row.meter, *map(int, quantities), month, row.status
 
@@ -210,7 +218,7 @@ def _save(chunks: Iterator[bytes], path: Path) -> None:
 
 def _line_count(month: str, account: str | None) -> int | None:
     """Return the number of lines, for the progress. Return None if some usage is on no report yet."""
-    if uncovered_starts(conf.DATABASE, *span_of(month), account):
+    if with_open_periods(conf.DATABASE, month, account) or untallied_bins(conf.DATABASE, *span_of(month), account):
         return None
     filters = {} if account is None else {"account": account}
     reports = Report.objects.using(conf.DATABASE).filter(**filters, label=month)

@@ -51,8 +51,7 @@ class Command(ExplainedCommand):
         if count < 0:
             raise CommandError("--meters must be 0 or more", returncode=2)
         terms = tuple(Term(algorithm, f"{number}", key=0, slot=0) for number, algorithm in enumerate(algorithms))
-        # A Usage needs four starts of billing periods. The text of the script does not depend on them: here they are 0.
-        usage = Usage("", "user:1", (Meter("requests"),) * count, (0, 0, 0, 0)) if count else None
+        usage = Usage("", "user:1", (Meter("requests"),) * count) if count else None
         costs = (1,) * max(count, 1)  # one cost for each meter; without meters, the rules still need a cost
         call = Call(program(terms), ("user:1",), costs, usage=usage)
         script = EngineCommand(Keyspace("ratelimits", 1), call).script

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import select
 import signal
 import sys
 import threading
@@ -39,6 +41,8 @@ from ratelimits.simulate import (
 BAD_INPUT = 2
 #: Number of results that are printed together, and of finished replays whose states are deleted together.
 _RESULTS_AT_ONCE, _REPLAYS_AT_ONCE = 1000, 500
+#: While the command waits for its input, seconds until it notices a signal that did not interrupt this.
+_SIGNALS_AFTER = 1.0
 
 
 class Command(ExplainedCommand):
@@ -218,10 +222,20 @@ def _parse_replay(text: bytes, prefix: str) -> _Replay:
         return _Replay(rules=(), numbered_lines=(), prefix=prefix, error=BadLine(not_in_trace, str(error)))
 
 
+class _Input(io.FileIO):
+    """An input that may wait for long for its next bytes, and whose reader still obeys SIGTERM."""
+
+    def readinto(self, buffer: Any) -> int | None:
+        # A signal that comes just before a system call does not interrupt it. So never wait in one for long.
+        while not select.select([self], [], [], _SIGNALS_AFTER)[0]:
+            pass
+        return super().readinto(buffer)
+
+
 def _opened(name: str) -> BinaryIO:
     """Open a file, or standard input for "-", to read bytes. Raise CommandError if the file cannot be opened."""
     if name == "-":
-        return open(sys.stdin.fileno(), "rb", closefd=False)
+        return io.BufferedReader(_Input(sys.stdin.fileno(), "rb", closefd=False))
     try:
         return open(name, "rb")  # noqa: PTH123
     except OSError as error:

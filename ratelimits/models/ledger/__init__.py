@@ -36,7 +36,7 @@ COUNTERS = (
     "shadow_units",
 )
 #: Columns that say what a line counts. Digests have them in this order, and lines are sorted in this order.
-SUBJECT = ("account", "key", "meter", "rule", "version", "period", "bin")
+SUBJECT = ("account", "key", "meter", "rule", "version", "bin")
 
 
 def moment(microseconds: int) -> datetime:
@@ -70,6 +70,8 @@ class ShardState(models.Model):
     watermark = models.BigIntegerField(
         _("watermark"), default=0, help_text=_("All usage counted before this moment (µs) is in the ledger.")
     )
+    #: The server's `first_sealed` (see lua/batch.lua) at the first seal, or after its last loss before the first drain.
+    first_sealed = models.BigIntegerField(_("first sealed (µs)"), default=0)
     ahead = models.BigIntegerField(
         _("clock ahead"),
         default=0,
@@ -230,10 +232,6 @@ class Line(models.Model):
         _("rule"), help_text=_("The rule that bills this usage, or that refused the requests; 0 if there is none.")
     )
     version = models.BigIntegerField(_("rule version"))
-    period = models.BigIntegerField(
-        _("billing period (start, in s)"),
-        help_text=_("Start of the billing period; 0 if the usage has no billing period."),
-    )
     bin = models.BigIntegerField(
         _("bin (start, in s)"), help_text=_("Start of the 15 minutes in which the usage was counted.")
     )
@@ -253,7 +251,7 @@ class Line(models.Model):
         verbose_name = _("ledger line")
         verbose_name_plural = _("ledger lines")
         indexes = [
-            models.Index(fields=["period", "account"], name="ratelimits_line_period"),
+            models.Index(fields=["account", "bin"], name="ratelimits_line_account"),
             TimeIndex(fields=["bin"], name="ratelimits_line_time"),
             # The usage of a key in all its accounts (rules/ledger.py).
             models.Index(fields=["key", "bin"], name="ratelimits_line_key"),

@@ -135,7 +135,7 @@ class ProcessTotal(models.Model):
 
     process = models.CharField(_("process"), max_length=64)
     #: What happened to the requests: "admitted", "blocked", "exempt", "unreadable", "unmetered", "unanswered",
-    #: "unreported" or "uncounted".
+    #: "unreported", "uncounted" or "undecided".
     kind = models.CharField(_("kind"), max_length=16)
     account = models.CharField(_("account"), max_length=LONGEST_NAME, blank=True)
     key = models.CharField(_("key"), max_length=LONGEST_NAME)

@@ -9,13 +9,14 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.algorithms.limits import ALGORITHMS, Lasting, fields_of
+from ratelimits.algorithms.windows import BILLING_PERIOD
 
 #: The kinds of keys for which the ledger knows the usage.
 _KINDS = {"caller", "user", "api_key", "account"}
 #: The units of calendar windows for which the usage is looked up in the ledger.
-_UNITS = {"hour", "day", "week", "month"}
+_UNITS = {"hour", "day", "week", "month", BILLING_PERIOD}
 #: The units of calendar windows that are restored by default.
-_LONG_UNITS = {"day", "week", "month"}
+_LONG_UNITS = {"day", "week", "month", BILLING_PERIOD}
 
 
 def _now() -> int:
@@ -77,12 +78,15 @@ class Start(models.Model):
     def _ledger_problem(self) -> Any:
         """Return the reason why the ledger does not know what the rule has counted; "" if it knows.
 
-        The ledger has no scopes and no addresses. It is searched only for a period of at most a month.
+        The ledger has no scopes and no addresses. It is searched only for a period of at most a month, or for a billing
+        period.
         """
         rule: Any = self
         has_calendar = rule.algorithm in ALGORITHMS and "calendar_unit" in fields_of(rule.algorithm)
         if not has_calendar or rule.calendar_unit not in _UNITS:
-            return _("Switch this off, or choose a calendar window of an hour, a day, a week or a month.")
+            return _(
+                "Switch this off, or choose a calendar window of an hour, a day, a week, a month or a billing period."
+            )
         if rule.scope != "*" or rule.except_scopes:
             return _("Switch this off, or write * as the scope, without exceptions: the ledger does not know scopes.")
         if rule.key_kind not in _KINDS:

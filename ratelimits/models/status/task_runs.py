@@ -23,7 +23,7 @@ class TaskRun(models.Model):
     first_run_at = UTCDateTimeField(_("first run"), default=moments.now)
     succeeded_at = UTCDateTimeField(_("last success"), null=True, blank=True)
     failed_at = UTCDateTimeField(_("last failure"), null=True, blank=True)
-    error = models.CharField(_("last error"), max_length=300, blank=True)
+    error = models.CharField(_("last error"), max_length=1000, blank=True)
 
     class Meta:
         verbose_name = _("run of a task")

@@ -42,7 +42,7 @@ _ADVICE = {
     "rate": _("Write how many permits are added again per period, such as 5."),
     "capacity": _("Write the maximum number of permits at once, such as 10. With 0 every request is refused."),
     "period": _("Write seconds, such as 60, or a number with its unit, such as 5 min, 1 h or 1 day."),
-    "calendar_unit": _("Choose hour, day, week, month or year."),
+    "calendar_unit": _("Choose hour, day, week, month, year or billing period."),
 }
 
 
@@ -54,6 +54,7 @@ def check_rule(rule: Rule, rules: QuerySet[Rule], overrides: QuerySet[KeyOverrid
         errors["start_from_ledger"] = [problem]
     if problem := rule.lasting_problem():
         errors["lasting"] = [problem]
+    errors |= billing_period_errors(rule)
     errors |= _coverage_errors(rule) | _prefetch_errors(rule) | _crowding_errors(rule, rules, overrides)
     if errors:
         raise ValidationError(errors)
@@ -98,6 +99,40 @@ def _at_field(message: str) -> Errors:
         first_word = "calendar_unit"
     field = first_word if first_word in PARAMETERS else "algorithm"
     return {field: [f"{message}.", *([_ADVICE[field]] if field in _ADVICE else [])]}
+
+
+def billing_period_errors(rule: Rule) -> Errors:
+    """Return the errors of a rule that counts in billing periods: each of its keys must have one account."""
+    try:
+        if not rule.to_algorithm().follows_billing:
+            return {}
+    except (ValueError, TypeError, ArithmeticError):
+        return {}  # The validation of the parameters reports this.
+    of_account = {
+        "timezone": _("Leave the time zone empty: a billing period is in the time zone of the account."),
+        "anchor": _("Leave the anchor empty: a billing period starts at the billing anchor of the account."),
+    }
+    errors: Errors = {name: [message] for name, message in of_account.items() if getattr(rule, name)}
+    if rule.key_kind not in ("account", "caller", "user", "api_key"):
+        errors["key_kind"] = [
+            _("Count per account, caller, user or API key, or choose a month: other keys have no billing period.")
+        ]
+    elif rule.key_kind not in _kinds_with_one_account():
+        message = _(
+            "Count per account, or set RATELIMITS['ONE_ACCOUNT_PER_KEY']: a key with several accounts has no billing"
+            " period of its own."
+        )
+        errors["key_kind"] = [message]
+    return errors
+
+
+def _kinds_with_one_account() -> set[str]:
+    """Return the kinds of keys that have the same account in all their requests."""
+    if conf.ONE_ACCOUNT_PER_KEY:
+        return {"account", "caller", "user", "api_key"}
+    # Without the hook ACCOUNT, the account is the user, or else the API key. So only an API key that is used by several
+    # users has several accounts, and a caller is an API key only in requests without a user.
+    return {"account", "caller", "user"} if conf.ACCOUNT is None else {"account"}
 
 
 def _override_errors(rule: Rule, overrides: QuerySet[KeyOverride]) -> Errors:

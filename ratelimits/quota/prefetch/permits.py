@@ -20,7 +20,7 @@ from typing import NamedTuple
 from weakref import WeakSet
 
 from ratelimits.algorithms.parsing import MICROSECONDS
-from ratelimits.engine.call import Call, Receipt, bin_and_period
+from ratelimits.engine.call import Call, Receipt, bin_of
 from ratelimits.engine.command import Command
 from ratelimits.engine.decide import receipt_call
 from ratelimits.engine.decision import Decision
@@ -171,9 +171,9 @@ class PrefetchedPermits:
 
     A fetch takes permits for 1, 2, 4, … requests, but for at most `maximum`. If all permits of the last prefetch were
     spent, the next fetch takes twice as many. Otherwise the next fetch takes as many as were spent. Unspent permits end
-    after `seconds`. They also end before the end of the window, of the bin of usage and of the billing period in which
-    they were taken. So each request is counted in the window, bin and period from which its permits were taken. `clock`
-    returns seconds and never goes back.
+    after `seconds`. They also end before the end of the window and of the bin of usage in which they were taken. So
+    each request is counted in the window and bin from which its permits were taken. `clock` returns seconds and never
+    goes back.
 
     Only one prefetch can be spent at a time, and only after Redis has counted all requests of earlier prefetches. So
     the number of requests that are not counted is always below `maximum`.
@@ -288,9 +288,8 @@ class PrefetchedPermits:
 
     def _seconds_left(self, decision: Decision) -> float:
         """Return the maximum number of seconds after a fetch in which its permits can be spent."""
-        usage, now = self.call.usage, decision.counted_at
-        assert usage is not None
-        _bin, _period, counted_until = bin_and_period(usage, now)
+        now = decision.counted_at
+        _bin, counted_until = bin_of(now)
         window = min(standing.reset_after for standing in decision.standings)
         # Both durations begin at the moment of the decision. The caller adds the result to an earlier moment, at which
         # the fetch was made. So the permits end too early rather than too late.

@@ -196,18 +196,17 @@ def send(
     with the version of the rules in Redis.
     """
     version = 0
-    # All counts of one command must have the same shard and the same billing periods.
-    groups: dict[tuple[int, tuple[int, ...]], list[RefusalCount]] = {}
+    by_shard: dict[int, list[RefusalCount]] = {}  # all counts of one command must have the same shard
     for item in counted:
-        groups.setdefault((shard_of_usage(server.keyspace, item.usage), item.usage.periods), []).append(item)
+        by_shard.setdefault(shard_of_usage(server.keyspace, item.usage), []).append(item)
     unsent: list[RefusalCount] = []
     no_answer, ends = False, time.monotonic() + LONGEST_SENDING
-    commands = [(shard, part) for (shard, _periods), group in groups.items() for part in in_bounds(group)]
+    commands = [(shard, part) for shard, group in by_shard.items() for part in in_bounds(group)]
     for shard, group in commands:
         if no_answer or time.monotonic() > ends:
             unsent += group
             continue
-        command = Count(server.keyspace.head(shard), server.keyspace.open(shard), group[0].usage)
+        command = Count(server.keyspace.head(shard), server.keyspace.open(shard))
         for item in group:
             command.add(item)
         try:

@@ -30,7 +30,7 @@ from ratelimits.identity import Identity, is_account
 from ratelimits.quota.prepared import Prepared
 from ratelimits.rules import Snapshot
 from ratelimits.rules.ledger import LedgerQuery
-from ratelimits.rules.selection import AppliedRule
+from ratelimits.rules.selection import AppliedRule, plain_key
 
 #: Length of a bin of usage, in µs.
 _BIN = BIN_SECONDS * MICROSECONDS
@@ -99,19 +99,21 @@ def _counts(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapsh
 
 def _query(rule: AppliedRule, key: str, identity: Identity, snapshot: Snapshot) -> LedgerQuery | None:
     span = rule.algorithm.valid_span(clock.now())
-    if span is None or not key.startswith(_LEDGER_KINDS):
+    if span is None or not plain_key(key).startswith(_LEDGER_KINDS):
         return None  # The ledger has usage only of these kinds of keys.
     start, end = span
     if rule.lasting is not Lasting.ALWAYS:
         # The ledger counts in bins. So take the whole bin in which the rule began to count.
         start = max(start, rule.counts_since - rule.counts_since % _BIN)
     query = LedgerQuery(rule.meter, start, end)
+    key = plain_key(key)
     if key != identity.account and not (identity.account and is_account(key, identity)):
         # The key has one count for all its accounts, unless the project promises that each key has one account.
         return query._replace(key=key, account=identity.account_id if conf.ONE_ACCOUNT_PER_KEY else "")
     assert identity.account is not None
-    previous_period, current_period, *_later = snapshot.billing(identity.account).boundaries
-    query = query._replace(account=identity.account_id, billing_periods=(previous_period, current_period))
+    # What a former customer has used under the account's text does not count.
+    account_start = max(start, snapshot.used_since(identity.account))
+    query = query._replace(account=identity.account_id, account_start=account_start)
     if key == identity.account or conf.ONE_ACCOUNT_PER_KEY:
         return query
     # Usage with a user's API keys is in the ledger under the API keys. If the user is the account, count all usage of

@@ -22,10 +22,11 @@ from ratelimits.engine import NotSent, Unanswered, memory
 from ratelimits.engine.known import StatesExist
 from ratelimits.engine.memory import Shortage
 from ratelimits.engine.server import current_server
+from ratelimits.engine.transport.breaker import Breaker
 from ratelimits.identity import Identity
 from ratelimits.models.fields.view_key_texts import shared_name
 from ratelimits.quota.answers.answer import ONE_REQUEST
-from ratelimits.quota.prepared import PreparedCommand, PreparedCommands, RequestShape
+from ratelimits.quota.prepared import CommandsByKey, PreparedCommand, PreparedCommands, RequestShape
 from ratelimits.rules import Snapshot
 
 #: Yields questions: whether states exist in Redis, or which rules an identity has. Returns the command of a request.
@@ -55,46 +56,70 @@ def shared_addresses(address: str) -> Iterator[str]:
 
 
 def affordable(
-    commands: PreparedCommands, snapshot: Snapshot, shape: RequestShape, ready: PreparedCommand
+    commands: PreparedCommands,
+    by_key: CommandsByKey,
+    snapshot: Snapshot,
+    shape: RequestShape,
+    ready: PreparedCommand,
+    breaker: Breaker,
 ) -> PreparedCommand:
     """Return the command that decides a request without a new state in Redis, if memory is short and this is possible.
 
     `ready` is the request's own command. Return it if there is enough memory, or if Redis has the states of its keys.
-    Otherwise return the command of the finest identity whose states Redis has, or that of the coarsest. Raise
-    NotSent, or redis.exceptions.ResponseError if the server replies with an error.
+    Otherwise return the command of the finest identity whose states Redis has, or that of the coarsest. Store the
+    command in `by_key`. If Redis would have to be asked and `breaker` lets nobody ask, return `ready`, and do not store
+    it. Raise NotSent, or redis.exceptions.ResponseError if the server replies with an error.
     """
     if not memory.level or not ready.prepared.invented:
-        return ready
+        return by_key.setdefault(_cache_key(shape), ready)
     questions, answer = _questions(commands, snapshot, shape, ready), None
     try:
         while True:
             question = questions.send(answer)
             if isinstance(question, Identity):
                 answer = snapshot.select(shape.scope, shape.method, question)
+            elif breaker.failures and not breaker.closed:
+                return ready
             else:
                 answer = _ask(question)
+                breaker.succeeded()  # perhaps only one call may try: then the decision may follow the questions
     except StopIteration as end:
         found: PreparedCommand = end.value
-        return found
+        return by_key.setdefault(_cache_key(shape), found)
 
 
 async def aaffordable(
-    commands: PreparedCommands, snapshot: Snapshot, shape: RequestShape, ready: PreparedCommand
+    commands: PreparedCommands,
+    by_key: CommandsByKey,
+    snapshot: Snapshot,
+    shape: RequestShape,
+    ready: PreparedCommand,
+    breaker: Breaker,
 ) -> PreparedCommand:
     """Do the same as `affordable`, in async code. If the caller is cancelled, raise CancelledError."""
     if not memory.level or not ready.prepared.invented:
-        return ready
+        return by_key.setdefault(_cache_key(shape), ready)
     questions, answer = _questions(commands, snapshot, shape, ready), None
     try:
         while True:
             question = questions.send(answer)
             if isinstance(question, Identity):
                 answer = await rules.aselect(snapshot, shape.scope, shape.method, question)
+            elif breaker.failures and not breaker.closed:
+                return ready
             else:
                 answer = await _aask(question)
+                breaker.succeeded()  # perhaps only one call may try: then the decision may follow the questions
     except StopIteration as end:
         found: PreparedCommand = end.value
-        return found
+        return by_key.setdefault(_cache_key(shape), found)
+
+
+def _cache_key(shape: RequestShape) -> tuple[object, ...]:
+    """Return the cache key of the command for a shape, as `quota.checking` makes it."""
+    identity, scope, method, costs, at_once = shape
+    cache_key = identity, scope, method, at_once
+    return cache_key if costs is ONE_REQUEST else (*cache_key, *costs.items())
 
 
 def _ask(question: StatesExist) -> Any:
@@ -150,9 +175,6 @@ def _is_known(ready: PreparedCommand) -> Generator[StatesExist, bool, bool]:
 
 def _of(commands: PreparedCommands, shape: RequestShape) -> Generator[Identity, Any, PreparedCommand]:
     """Return the command of a shape. Make it if there is none yet."""
-    identity, scope, method, costs, at_once = shape
-    cache_key: tuple[object, ...] = identity, scope, method, at_once
-    cache_key = cache_key if costs is ONE_REQUEST else (*cache_key, *costs.items())
-    by_key = commands.by_key
+    by_key, cache_key = commands.by_key, _cache_key(shape)
     ready = by_key.get(cache_key)
-    return ready if ready is not None else by_key.setdefault(cache_key, commands.make(shape, (yield identity)))
+    return ready if ready is not None else by_key.setdefault(cache_key, commands.make(shape, (yield shape.identity)))

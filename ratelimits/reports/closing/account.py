@@ -15,12 +15,12 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
+from ratelimits.algorithms.billing_periods import Period
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment, Report, ReportLine
 from ratelimits.models.ledger.sums import MAX_TOTAL, ExactSum
 from ratelimits.reports import amounts, signing
 from ratelimits.reports.adjusting import check_sizes
-from ratelimits.reports.billing_periods import BillingPeriod
 from ratelimits.reports.build import (
     Allowance,
     Group,
@@ -28,7 +28,6 @@ from ratelimits.reports.build import (
     allowance_with_reported_units,
     gap_line,
     usage_lines,
-    with_billing_starts,
 )
 from ratelimits.reports.closing.account_periods import AccountPeriods
 from ratelimits.reports.closing.closing_data import ClosingData
@@ -37,7 +36,7 @@ from ratelimits.reports.closing.late_gaps import says_more
 from ratelimits.reports.closing.writing import ReportWriter
 from ratelimits.reports.included import Included
 from ratelimits.reports.lost_replies import KeyAndMeter
-from ratelimits.reports.periods import SECOND, Period, iso
+from ratelimits.reports.periods import SECOND, iso
 from ratelimits.reports.rows import VERSION
 from ratelimits.reports.terms.price_book import RecordedPrices
 
@@ -82,32 +81,31 @@ class Closing:
         With `only`, write no new versions, and close only the periods that start at these moments (µs since 1970 UTC).
         """
         check_sizes(self._data.adjustments(self.account))
-        closed = (period for period in self.periods.billing_periods if period.closed)
+        closed = (period for period in self.periods.periods if self.periods.is_closed(period))
         # The closed periods with late usage that is not on a report yet, by their starts.
         late = {period.start: period for period in closed if self._has_late_usage(period) and not self._is_full(period)}
         written = []
-        for billing_period in self.periods.billing_periods:
-            if only is not None and (billing_period.closed or billing_period.start not in only):
+        for period in self.periods.periods:
+            is_closed = self.periods.is_closed(period)
+            if only is not None and (is_closed or period.start not in only):
                 continue
-            adjustments = self.periods.adjustments(billing_period)
-            if billing_period.closed:
-                with_late_usage = billing_period.start in late and self._needs_new_version(billing_period)
-                has_new_gap = billing_period.start in self._with_new_gaps
-                if with_late_usage or adjustments or (has_new_gap and self._is_outdated(billing_period.start)):
-                    written.append(self._next_version(billing_period, adjustments, with_late_usage=with_late_usage))
+            adjustments = self.periods.adjustments(period)
+            if is_closed:
+                with_late_usage = period.start in late and self._needs_new_version(period)
+                has_new_gap = period.start in self._with_new_gaps
+                if with_late_usage or adjustments or (has_new_gap and self._is_outdated(period.start)):
+                    written.append(self._next_version(period, adjustments, with_late_usage=with_late_usage))
                 if with_late_usage:
-                    del late[billing_period.start]
-            elif billing_period.end <= self._now:
-                period = self.periods.period(billing_period)
-                if not self.open_because(period) and not self._is_full(billing_period):
-                    # The new report also gets the late usage of earlier periods that need no version of their own.
-                    late_periods = [other for start, other in late.items() if start < billing_period.start]
-                    late_periods = [other for other in late_periods if not self._needs_new_version(other)]
-                    written.append(self._first_version(period, billing_period, adjustments, late_periods))
-                    late = {start: other for start, other in late.items() if other not in late_periods}
+                    del late[period.start]
+            elif period.end <= self._now and not self.open_because(period) and not self._is_full(period):
+                # The new report also gets the late usage of earlier periods that need no version of their own.
+                late_periods = [other for start, other in late.items() if start < period.start]
+                late_periods = [other for other in late_periods if not self._needs_new_version(other)]
+                written.append(self._first_version(period, adjustments, late_periods))
+                late = {start: other for start, other in late.items() if other not in late_periods}
         return written
 
-    def _needs_new_version(self, billing_period: BillingPeriod) -> bool:
+    def _needs_new_version(self, period: Period) -> bool:
         """Return whether late usage of a closed period goes into a new version of its report.
 
         With LATE_USAGE "period", late usage normally goes into the report of a later period. A new version is needed
@@ -115,9 +113,9 @@ class Closing:
         perhaps no later report will ever be written: the account has no later open period, and its next period is over,
         without usage.
         """
-        if conf.LATE_USAGE == "version" or self._included(billing_period.start, billing_period.end).names:
+        if conf.LATE_USAGE == "version" or self._included(period.start, period.end).names:
             return True
-        if any(other.start > billing_period.start for other in self.periods.open()):
+        if any(other.start > period.start for other in self.periods.open()):
             return False
         return not self.open_because(self.periods.next())
 
@@ -162,9 +160,9 @@ class Closing:
             return _("%(error)s: correct it") % {"error": error}
         return ""
 
-    def _is_full(self, period: BillingPeriod | Period) -> bool:
+    def _is_full(self, period: Period) -> bool:
         """Return whether the period has more usage than a total can store. Then no report can state its usage."""
-        return any(usage.is_full and period.start <= usage.period * SECOND < period.end for usage in self._usage)
+        return any(usage.is_full and usage.period * SECOND == period.start for usage in self._usage)
 
     def check(self, period: Period) -> None:
         """Raise ValueError for an invalid price of the period or an invalid adjustment of the account.
@@ -192,15 +190,13 @@ class Closing:
                 return ""  # Verification of the report names the missing batch.
             raise
 
-    def close_by_force(self, billing_period: BillingPeriod) -> Report:
+    def close_by_force(self, period: Period) -> Report:
         """Write the first report of a period, even if usage is missing.
 
         If the newest tallied batch of a shard is missing in the ledger, the report's `chain_head` is empty.
         """
         self._batch_may_be_missing = True
-        report = self._first_version(
-            self.periods.period(billing_period), billing_period, self.periods.adjustments(billing_period), []
-        )
+        report = self._first_version(period, self.periods.adjustments(period), [])
         self._writer.flush()
         return report
 
@@ -218,15 +214,15 @@ class Closing:
         return Counter(dict(lines.values_list("meter").order_by().annotate(ExactSum("included_quantity"))))
 
     def _not_used_by_other_names(
-        self, included: Mapping[str, int], billing_period: BillingPeriod, after_pk: int = 0
+        self, included: Mapping[str, int], period: Period, after_pk: int = 0
     ) -> dict[str, int]:
         """Return these included quantities minus the units that the account's other names have used.
 
         Only units on reports with a primary key above `after_pk` are subtracted. If `included` comes from a report,
         `after_pk` is the primary key of this report, because units on earlier reports were subtracted before.
         """
-        shared = self._included(billing_period.start, billing_period.end).shared
-        used = self._used_by(shared, billing_period.start, billing_period.end, after_pk) if shared else Counter()
+        shared = self._included(period.start, period.end).shared
+        used = self._used_by(shared, period.start, period.end, after_pk) if shared else Counter()
         return {meter: quantity - used[meter] for meter, quantity in included.items()}
 
     def _versions(self, start: int) -> list[Report]:
@@ -252,135 +248,107 @@ class Closing:
         return lost - reported
 
     def _reported_until(self, start: int) -> Positions:
-        """Return the positions up to which reports contain the usage of a counted period."""
+        """Return the positions up to which reports contain the usage of a billing period."""
         reports = [report for report in self._reports if str(start // SECOND) in report.since]
         positions: Positions = reports[-1].chain if reports else {}
         return positions
 
-    def _has_late_usage(self, billing_period: BillingPeriod) -> bool:
+    def _has_late_usage(self, period: Period) -> bool:
         """Return whether a closed period has usage after the positions at which its reports end."""
-        reported = {start // SECOND: self._reported_until(start) for start in billing_period.members}
-        rows = (usage for usage in self._usage if usage.period in reported)
-        return any(usage.position > reported[usage.period].get(str(usage.shard), 0) for usage in rows)
+        reported = self._reported_until(period.start)
+        rows = (usage for usage in self._usage if usage.period * SECOND == period.start)
+        return any(usage.position > reported.get(str(usage.shard), 0) for usage in rows)
 
-    def _allowance(
-        self, billing_period: BillingPeriod, included: Mapping[str, int], plan: str | None = None
-    ) -> Allowance:
+    def _allowance(self, period: Period, included: Mapping[str, int], plan: str | None = None) -> Allowance:
         """Return an allowance with these included quantities and the units that a billing period's reports contain.
 
         If `plan` is None, lines with this allowance show the plan of the new report.
         """
         self._writer.flush()
-        periods = {*billing_period.members, billing_period.start}
-        allowance = allowance_with_reported_units(self._using, self.account, periods, included)
+        allowance = allowance_with_reported_units(self._using, self.account, period.start, included)
         allowance.plan = plan
         return allowance
 
-    def allowance_after_reports(self, billing_period: BillingPeriod) -> Allowance:
+    def allowance_after_reports(self, period: Period) -> Allowance:
         """Return the allowance of a closed period, with the units that its reports contain."""
-        newest = self._versions(billing_period.start)[-1]
+        newest = self._versions(period.start)[-1]
         assert newest.pk is not None
-        return self._allowance(
-            billing_period, self._not_used_by_other_names(newest.included, billing_period, newest.pk)
-        )
+        return self._allowance(period, self._not_used_by_other_names(newest.included, period, newest.pk))
 
-    def _first_version(
-        self,
-        period: Period,
-        billing_period: BillingPeriod,
-        adjustments: list[Adjustment],
-        late_periods: list[BillingPeriod],
-    ) -> Report:
+    def _first_version(self, period: Period, adjustments: list[Adjustment], late_periods: list[Period]) -> Report:
         """Write the first report of a billing period. The report also gets the late usage of `late_periods`."""
-        report = self._report(period, 1, [billing_period, *late_periods])
-        included = self._included(billing_period.start, billing_period.end)
-        report.plan, report.included = included.plan, self._not_used_by_other_names(included.included, billing_period)
-        report.prices = self._prices(report, [billing_period, *late_periods], sorted(included.names))
-        allowances = {billing_period.start: Allowance(report.included)}
+        report = self._report(period, 1, [period, *late_periods])
+        included = self._included(period.start, period.end)
+        report.plan, report.included = included.plan, self._not_used_by_other_names(included.included, period)
+        report.prices = self._prices(report, [period, *late_periods], sorted(included.names))
+        allowances = {period.start: Allowance(report.included)}
         for late in late_periods:
             before = self._versions(late.start)[-1]
             allowances[late.start] = self._allowance(late, before.included, before.plan)
         lost = self._data.lost_replies(self.account, period.start, period.end)
-        groups = self._data.limits.of(self._groups([billing_period, *late_periods], report.since))
+        groups = self._data.limits.of(self._groups([period, *late_periods], report.since))
         lines = usage_lines(report, groups, self._data.rules, allowances, lost)
-        return self._write(report, lines, adjustments, allowances[billing_period.start])
+        return self._write(report, lines, adjustments, allowances[period.start])
 
-    def _next_version(
-        self, billing_period: BillingPeriod, adjustments: list[Adjustment], *, with_late_usage: bool
-    ) -> Report:
+    def _next_version(self, period: Period, adjustments: list[Adjustment], *, with_late_usage: bool) -> Report:
         """Write a new version of a closed period's report, with the gaps and the lost replies that are known now."""
-        versions = self._versions(billing_period.start)
+        versions = self._versions(period.start)
         before = versions[-1]
-        late_periods = [billing_period] if with_late_usage else []
-        period = Period(billing_period.start, before.period_end, before.timezone)
-        report = self._report(period, before.version + 1, late_periods, before.label)
+        late_periods = [period] if with_late_usage else []
+        report = self._report(period, before.version + 1, late_periods)
         assert before.pk is not None
         report.plan, report.previous_digest = before.plan, before.digest
-        report.included = self._not_used_by_other_names(before.included, billing_period, before.pk)
-        report.prices = self._prices(report, [billing_period], before.prices.get("names", ()))
-        allowances = {billing_period.start: self._allowance(billing_period, report.included)}
+        report.included = self._not_used_by_other_names(before.included, period, before.pk)
+        report.prices = self._prices(report, [period], before.prices.get("names", ()))
+        allowances = {period.start: self._allowance(period, report.included)}
         lost = self._late_lost_replies(versions)
         groups = self._data.limits.of(self._groups(late_periods, report.since))
         lines = usage_lines(report, groups, self._data.rules, allowances, lost)
         if not (with_late_usage or lost or adjustments):
             lines = iter([gap_line(report)])
-        return self._write(report, lines, adjustments, allowances[billing_period.start])
+        return self._write(report, lines, adjustments, allowances[period.start])
 
-    def _groups(self, periods: list[BillingPeriod], since: Mapping[str, Positions]) -> Iterator[Group]:
+    def _groups(self, periods: list[Period], since: Mapping[str, Positions]) -> Iterator[Group]:
         """Return the groups of ledger lines of these billing periods that are not on a report yet."""
-        billing_starts = {start: period.start for period in periods for start in period.members}
-        groups = (
-            self._data.groups(self.account, start // SECOND, since[str(start // SECOND)], self.chain)
-            for start in sorted(billing_starts)
+        return chained.from_iterable(
+            self._data.groups(self.account, period, since[str(period.start // SECOND)], self.chain)
+            for period in sorted(periods)
         )
-        return with_billing_starts(chained.from_iterable(groups), billing_starts)
 
-    def _report(self, period: Period, version: int, periods: list[BillingPeriod], label: str | None = None) -> Report:
-        """Return an unsaved report version. Its lines will have the new usage of the billing periods `periods`.
-
-        `label` is that of the earlier versions. Without it, calculate the label from the period.
-        """
+    def _report(self, period: Period, version: int, periods: list[Period]) -> Report:
+        """Return an unsaved report version. Its lines will have the new usage of the billing periods `periods`."""
         shards = [state.shard for state in self._states]
         return Report(
+            customer=self._data.customer_of(self.account, period),
             account=self.account,
             period_start=period.start,
             period_end=period.end,
             timezone=period.timezone,
-            label=period.label if label is None else label,
+            label=period.label,
             version=version,
-            since={
-                str(start // SECOND): self._reported_until(start)
-                for start in sorted(start for period in periods for start in period.members)
-            },
+            since={str(one.start // SECOND): self._reported_until(one.start) for one in sorted(periods)},
             chain=self.chain,
             chain_head=self._chain_head(),
             columns_version=VERSION,
             gaps=self._data.gaps(self.account, shards, period.start, period.end),
         )
 
-    def _prices(
-        self, report: Report, billing_periods: list[BillingPeriod], other_names: Sequence[str]
-    ) -> dict[str, Any]:
+    def _prices(self, report: Report, periods: list[Period], other_names: Sequence[str]) -> dict[str, Any]:
         """Return the prices for the report's lines; {} if there are none.
 
-        The usage of the lines belongs to the billing periods `billing_periods`. The account had `other_names` in the
+        The usage of the lines belongs to the billing periods `periods`. The account had `other_names` in the
         report's period.
         """
         prices_at_end = self.plan_prices(report.period_start, report.period_end) if report.version == 1 else {}
         records = amounts.recorded_prices(
             report,
             self._priced_before(other_names),
-            {str(period.start // SECOND) for period in billing_periods},
+            {str(period.start // SECOND) for period in periods},
             prices_at_end,
         )
         if not records:
             return {}
-        billing_starts = {
-            str(start // SECOND): str(period.start // SECOND) for period in billing_periods for start in period.members
-        }
-        # A report stores only those counted periods that start at another moment than their billing period.
-        members = {member: billing_start for member, billing_start in billing_starts.items() if member != billing_start}
-        prices = {"account_name": self._data.account_name(self.account), "periods": records, "members": members}
+        prices = {"account_name": self._data.account_name(self.account), "periods": records}
         return prices | ({"names": list(other_names)} if other_names else {})
 
     def _priced_before(self, other_names: Sequence[str]) -> list[Report]:

@@ -10,13 +10,16 @@ from typing import Generic, TypeVar
 
 from django.db.models import Q
 
+from ratelimits.algorithms.billing_periods import Span
 from ratelimits.reports.build import Group, between, grouped
+from ratelimits.reports.periods import within
 
 T = TypeVar("T")
+AccountAndSpan = tuple[str, Span]
 #: Maximum number of groups of ledger lines in memory. An account with more groups is read separately, as a stream.
 _MAX_GROUPS = 5000
-#: Maximum number of different period starts in one query, because databases limit the depth of a condition.
-_MAX_STARTS = 50
+#: Maximum number of different spans in one query, because databases limit the depth of a condition.
+_MAX_SPANS = 50
 #: `SpanCache` also reads the data of this time (µs) before and after a span, so that near spans need no further read.
 _MARGIN = 32 * 86_400 * 1_000_000
 
@@ -28,62 +31,70 @@ class GroupsAhead:
 
     `chain` has, for each shard, the position of the last batch whose lines are read.
 
-    `periods` has, for each account, the starts (s since 1970 UTC) of periods that are not on a report yet.
+    `spans` has, for each account, the spans of its billing periods that are not on a report yet.
 
     Call `of` for the accounts in the order of the code points of their names, because the database returns the groups
     in this order.
     """
 
-    def __init__(self, using: str, periods: Mapping[str, Iterable[int]], chain: Mapping[str, int]) -> None:
-        self._using, self._periods, self._chain = using, periods, chain
-        self._unread = sorted(periods)
+    def __init__(self, using: str, spans: Mapping[str, Iterable[Span]], chain: Mapping[str, int]) -> None:
+        self._using, self._chain = using, chain
+        #: The accounts and spans to read. A round has at most one span of each account, because a query returns only
+        #: the account of a group. Nearly always there is one round.
+        self._unread: list[list[AccountAndSpan]] = []
+        self._round_of: dict[AccountAndSpan, int] = {}
+        for account in sorted(spans):
+            for number, span in enumerate(sorted(spans[account])):
+                self._unread += [[]] if number == len(self._unread) else []
+                self._unread[number].append((account, span))
+                self._round_of[account, span] = number
         #: How many accounts to read at once. If their groups do not fit in memory, later reads take fewer accounts.
-        self._max_accounts = len(self._unread)
-        #: The groups in memory, by account and period.
-        self._groups: dict[tuple[str, int], list[Group]] = {}
+        self._max_accounts = len(spans)
+        #: The groups in memory, by round.
+        self._groups: dict[int, dict[AccountAndSpan, list[Group]]] = {}
 
-    def of(self, account: str, period: int) -> list[Group] | None:
-        """Return the groups of an account in the period that starts at `period` (s since 1970 UTC).
+    def of(self, account: str, span: Span) -> list[Group] | None:
+        """Return the groups of an account in a billing period. Return None if the caller must read the groups."""
+        number = self._round_of.get((account, span))
+        if number is None:
+            return None
+        unread = self._unread[number]
+        if (account, span) in unread:
+            self._read(number, unread[unread.index((account, span)) :])
+        return self._groups[number].get((account, span))
 
-        Return None if the caller must read the groups.
-        """
-        if account in self._unread:
-            self._unread = self._unread[self._unread.index(account) :]
-            self._read()
-        return self._groups.get((account, period))
-
-    def _read(self) -> None:
+    def _read(self, number: int, unread: list[AccountAndSpan]) -> None:
         """Read the groups of the next accounts. If only one account would be read, leave it to the caller."""
-        names, starts = self._next()
-        self._groups, groups = {}, []
-        if len(names) > 1:
-            conditions = (Q(period=start, account__in=accounts) for start, accounts in sorted(starts.items()))
-            condition = reduce(or_, conditions)
+        span_of, names = self._next(unread)
+        groups: list[Group] = []
+        if len(span_of) > 1:
+            condition = reduce(or_, (Q(account__in=accounts) & within(*span) for span, accounts in names.items()))
             # No report has usage of these periods, so the first batch of each shard is read too.
             since: dict[str, int] = {}
             groups = list(islice(grouped(condition & between(since, self._chain), self._using), _MAX_GROUPS + 1))
-            if len(groups) > _MAX_GROUPS:  # Perhaps not all groups of the last account were read, so leave it out.
-                last = groups[-1]["account"]
-                names = [name for name in names if name < last]
-                groups = [group for group in groups if group["account"] < last]
-                self._max_accounts = max(len(names), 1)
-            self._groups = {(name, period): [] for name in names for period in self._periods[name]}
+        if len(groups) > _MAX_GROUPS:  # Perhaps not all groups of the last account were read, so leave it out.
+            last = groups[-1]["account"]
+            span_of = {name: span for name, span in span_of.items() if name < last}
+            groups = [group for group in groups if group["account"] < last]
+            self._max_accounts = max(len(span_of), 1)
+        elif len(span_of) == 1:
+            span_of = {}
+        self._groups[number] = {pair: [] for pair in span_of.items()}
         for group in groups:
-            self._groups[group["account"], group["period"]].append(group)
-        # If `names` is empty, the first account has too many groups. The caller reads this account.
-        self._unread = self._unread[max(len(names), 1) :]
+            self._groups[number][group["account"], span_of[group["account"]]].append(group)
+        # If `span_of` is empty, the first account is alone or has too many groups. The caller reads this account.
+        self._unread[number] = unread[max(len(span_of), 1) :]
 
-    def _next(self) -> tuple[list[str], dict[int, list[str]]]:
-        """Return the accounts to read now. Return also the accounts that have a period, by the period's start."""
-        names: list[str] = []
-        starts: dict[int, list[str]] = {}
-        for name in self._unread[: self._max_accounts]:
-            if names and len(starts.keys() | set(self._periods[name])) > _MAX_STARTS:
+    def _next(self, unread: list[AccountAndSpan]) -> tuple[dict[str, Span], dict[Span, list[str]]]:
+        """Return the accounts to read now, with their spans. Return also the accounts that have a span, by the span."""
+        span_of: dict[str, Span] = {}
+        names: dict[Span, list[str]] = {}
+        for name, span in unread[: self._max_accounts]:
+            if span not in names and len(names) == _MAX_SPANS:
                 break
-            names.append(name)
-            for period in self._periods[name]:
-                starts.setdefault(period, []).append(name)
-        return names, starts
+            span_of[name] = span
+            names.setdefault(span, []).append(name)
+        return span_of, names
 
 
 class SpanCache(Generic[T]):

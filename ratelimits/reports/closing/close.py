@@ -24,10 +24,10 @@ from ratelimits.conf import conf
 from ratelimits.engine.keys import account_shard, shard_of
 from ratelimits.models import Account, ChainMark, PeriodUsage, Report, ShardState
 from ratelimits.models.ledger.sums import is_overflow
+from ratelimits.models.periods import freeze
 from ratelimits.progress import Progress
 from ratelimits.reports.adjusting import unreported
 from ratelimits.reports.closing.account import Closing
-from ratelimits.reports.closing.account_periods import SHORTEST_MONTH
 from ratelimits.reports.closing.closing_data import ClosingData
 from ratelimits.reports.closing.late_gaps import LateGaps, Starts
 from ratelimits.reports.closing.writing import ReportWriter
@@ -94,12 +94,8 @@ def finalise_each(
 
 
 def ended(now: int) -> Q:
-    """Return the condition for usage of periods that have ended, or have perhaps ended, at `now` (µs since 1970 UTC).
-
-    Rows that an earlier version of this app wrote do not have the end of their period. Such a period has perhaps ended
-    SHORTEST_MONTH after its start.
-    """
-    return Q(period_end__lte=now // SECOND) | Q(period_end=None, period__lte=(now - SHORTEST_MONTH) // SECOND)
+    """Return the condition for usage of periods that have ended at `now` (µs since 1970 UTC)."""
+    return Q(period_end__lte=now // SECOND)
 
 
 def home_shard(account: str) -> int:
@@ -157,6 +153,7 @@ def close_together(
     written: list[Report] = []
     with transaction.atomic(using=using, durable=True):
         locked = [ShardState.lock(using, shard) for shard in to_lock]
+        freeze_adjusted(using, names)
         data = ClosingData(using, names, {state.shard: state for state in locked if state is not None})
         crash.reached("close:locked")  # Does nothing, but tests end the process at this step.
         writer = ReportWriter(using)
@@ -173,6 +170,16 @@ def close_together(
         logger.info("report %s was finalised", report)
         period_closed.send_robust(Report, report=report)
     return written
+
+
+def freeze_adjusted(using: str, names: Iterable[str]) -> None:
+    """Freeze the billing periods of the accounts' adjustments that are not on a report yet.
+
+    Saving an adjustment freezes its period. But raw SQL and bulk writes do not.
+    """
+    starts = unreported(using, account__in=list(names)).order_by().values_list("account", "period_start")
+    if uses := {(account, int(start.timestamp())) for account, start in starts}:
+        freeze(using, uses)
 
 
 def shards_of(using: str, names: list[str]) -> dict[str, list[int]]:
@@ -204,8 +211,8 @@ def mark_as_reported(using: str, reports: list[Report]) -> None:
     A mark is a row of ChainMark. Compaction does not join a batch before a mark with a batch after the mark.
     """
     mark_ends(using, [report.chain for report in reports])
-    # Accounts are updated together if their reports have the same positions (`chain`) and the same counted periods (the
-    # keys of `since`). So group the accounts: first by the positions, then by the starts of the counted periods.
+    # Accounts are updated together if their reports have the same positions (`chain`) and the same periods (the keys of
+    # `since`). So group the accounts: first by the positions, then by the starts of the periods.
     by_chain: dict[tuple[tuple[str, int], ...], dict[tuple[str, ...], list[str]]] = {}
     for report in reports:
         by_chain.setdefault(tuple(report.chain.items()), {}).setdefault(tuple(report.since), []).append(report.account)

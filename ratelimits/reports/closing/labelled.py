@@ -5,56 +5,65 @@ A billing period belongs to the month of its last moment, in its own time zone (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import reduce
 from operator import or_
 from typing import Any
 
 from django.db.models import F, Q
 
+from ratelimits.algorithms.billing_periods import Period
 from ratelimits.models import Adjustment, Line, PeriodUsage, ShardState
 from ratelimits.models.ledger import moment
 from ratelimits.reports.adjusting import start_of, unreported
-from ratelimits.reports.closing.account_periods import AccountPeriods
+from ratelimits.reports.closing.account_periods import AccountPeriods, MissingPeriodError
 from ratelimits.reports.closing.closing_data import ClosingData
-from ratelimits.reports.periods import SECOND, Period, span_of
+from ratelimits.reports.periods import SECOND, span_of, within
 
 #: Maximum number of accounts whose data are read together.
 _MAX_ACCOUNTS = 250
 
 
-def uncovered_starts(using: str, start: int, end: int, account: str | None = None) -> list[int]:
-    """Return the starts (s since 1970 UTC) of the counted periods whose usage is perhaps on no report yet.
+def untallied_bins(using: str, start: int, end: int, account: str | None = None) -> dict[str, set[int]]:
+    """Return the bins (s since 1970 UTC) with usage that is not in the totals yet, by account.
 
-    Only periods that start at `start` or later, and before `end` (both µs since 1970 UTC), are returned.
+    Only bins from `start` to `end` (µs since 1970 UTC) are returned.
     """
-    filters: dict[str, Any] = {"period__gte": start // SECOND, "period__lt": end // SECOND}
-    if account is not None:
-        filters["account"] = account
-    usage = PeriodUsage.objects.using(using).filter(covered=None, **filters).order_by()
-    starts = set(usage.values_list("period", flat=True).distinct())
-    # The lines of batches that are not in the totals yet.
     states = ShardState.objects.using(using).filter(position__gt=F("tallied")).values_list("shard", "tallied")
     untallied = [Q(batch__shard=shard, batch__position__gt=tallied) for shard, tallied in states]
+    bins: dict[str, set[int]] = {}
     if untallied:
-        lines = Line.objects.using(using).filter(reduce(or_, untallied), **filters).order_by()
-        starts |= set(lines.values_list("period", flat=True).distinct())
-    return sorted(starts)
+        lines = Line.objects.using(using).filter(reduce(or_, untallied), within(start, end), **_of(account))
+        for name, bin_ in lines.order_by().values_list("account", "bin").distinct():
+            bins.setdefault(name, set()).add(bin_)
+    return bins
+
+
+def _of(account: str | None) -> dict[str, Any]:
+    return {} if account is None else {"account": account}
+
+
+def with_open_periods(using: str, month: str, account: str | None = None) -> list[str]:
+    """Return the accounts with usage or adjustments that are on no report, perhaps of a month, sorted.
+
+    Leave out accounts whose usage is not in the totals yet.
+    """
+    start, end = span_of(month)
+    within_span = {"period__gte": start // SECOND, "period__lt": end // SECOND}
+    usage = PeriodUsage.objects.using(using).filter(covered=None, **within_span, **_of(account))
+    adjusted = unreported(using, period_start__gte=moment(start), period_start__lt=moment(end), **_of(account))
+    return sorted({name for rows in (usage, adjusted) for name in rows.order_by().values_list("account", flat=True)})
 
 
 def open_in(using: str, month: str, account: str | None = None) -> Iterator[tuple[str, Period]]:
-    """Yield the account and the period of each open billing period of a month like "2026-11", sorted by account."""
-    start, end = span_of(month)
-    filters: dict[str, Any] = {} if account is None else {"account": account}
-    within = {"period__gte": start // SECOND, "period__lt": end // SECOND}
-    usage = PeriodUsage.objects.using(using).filter(covered=None, **within, **filters)
-    adjusted = unreported(using, period_start__gte=moment(start), period_start__lt=moment(end), **filters)
-    names = {name for rows in (usage, adjusted) for name in rows.order_by().values_list("account", flat=True)}
-    for name, periods in _periods_of(using, names):
-        for billing_period in periods.open():
-            period = periods.period(billing_period)
-            if period.label == month:
-                yield name, period
+    """Yield the account and the period of each open billing period of a month like "2026-11", sorted by account.
+
+    Leave out accounts whose periods are not in the table of billing periods: `open_periods` names them.
+    """
+    for name, periods in _periods_of(using, with_open_periods(using, month, account)):
+        with suppress(MissingPeriodError):
+            yield from ((name, period) for period in periods.open() if period.label == month)
 
 
 def adjustments_of(using: str, month: str) -> list[int]:
@@ -71,8 +80,7 @@ def adjustments_of(using: str, month: str) -> list[int]:
     for adjustment in without_report.order_by("account"):
         by_account.setdefault(adjustment.account, []).append(adjustment)
     for name, periods in _periods_of(using, by_account):
-        label_of: Callable[[int], str] = periods.label_of_adjustment
-        reported |= {row.pk for row in by_account[name] if label_of(start_of(row)) == month}
+        reported |= {row.pk for row in by_account[name] if periods.at(start_of(row)).label == month}
     return sorted(reported)
 
 
@@ -83,4 +91,4 @@ def _periods_of(using: str, names: Iterable[str]) -> Iterator[tuple[str, Account
         chunk = in_order[first : first + _MAX_ACCOUNTS]
         # The last argument has the locked shards. There are none, because nothing is written here.
         data = ClosingData(using, chunk, {})
-        yield from ((name, AccountPeriods(data, name, lenient=True)) for name in chunk)
+        yield from ((name, AccountPeriods(data, name)) for name in chunk)

@@ -10,21 +10,20 @@ from time import time_ns
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Exists, OuterRef, Q
 from django.utils import translation
-from django.utils.translation import gettext, gettext_lazy
+from django.utils.translation import gettext_lazy
 
+from ratelimits.algorithms.billing_periods import Period, month_of
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.models import DurabilityGap, GapKind, PeriodUsage, Report, ShardState
 from ratelimits.reports.adjusting import unreported
-from ratelimits.reports.billing_periods import BillingPeriod
 from ratelimits.reports.closing.account import Closing, TooLargeError
-from ratelimits.reports.closing.account_periods import SHORTEST_MONTH
-from ratelimits.reports.closing.close import ended, mark_as_reported, shards_of, shards_to_lock
+from ratelimits.reports.closing.account_periods import MissingPeriodError
+from ratelimits.reports.closing.close import ended, freeze_adjusted, mark_as_reported, shards_of, shards_to_lock
 from ratelimits.reports.closing.closing_data import ClosingData
-from ratelimits.reports.closing.labelled import open_in
-from ratelimits.reports.periods import SECOND, Period, iso, month_of, utc_month_start
+from ratelimits.reports.closing.labelled import with_open_periods
+from ratelimits.reports.periods import SECOND, iso, utc_month_start
 
 
 class NotForcedError(ValueError):
@@ -35,7 +34,7 @@ class NotForcedError(ValueError):
 class OpenPeriod:
     """A period without a report. `start` is the start of the period, in µs since 1970 UTC.
 
-    period       the period with its end; None if the account's time zone cannot be read
+    period       the period with its end; None if its row is no longer in the table of billing periods
     over         whether the period ended at least GRACE_SECONDS ago, by this machine's clock; also true if `period` is
                  None
     awaited      whether people can expect a report: the period is over, or its month is over in UTC
@@ -57,7 +56,7 @@ class OpenPeriod:
 
     @property
     def name(self) -> str:
-        """Return the name of the period for people; its start if the account's time zone cannot be read."""
+        """Return the name of the period for people; its start if the end is not known."""
         return iso(self.start) if self.period is None else self.period.name
 
 
@@ -78,7 +77,7 @@ def open_periods(
     awaited: bool = False,
     month: str | None = None,
 ) -> Iterator[OpenPeriod]:
-    """Yield the periods that have perhaps ended and have no report, sorted by account.
+    """Yield the periods without a report that have ended, or whose month is over in UTC, sorted by account.
 
     `now` is in µs since 1970 UTC; the default is the time of this machine. With `account`, yield only the periods of
     this account. With `running`, also yield periods that have not ended. With `month`, such as "2026-11", yield the
@@ -91,20 +90,16 @@ def open_periods(
     now = time_ns() // 1000 if now is None else now
     filters: dict[str, Any] = {} if account is None else {"account": account}
     if month is not None:
-        for open_period in _of_accounts(using, sorted({name for name, _period in open_in(using, month, account)}), now):
-            if open_period.period is not None and open_period.period.label == month:
+        for open_period in _of_accounts(using, with_open_periods(using, month, account), now):
+            if open_period.period is None or open_period.period.label == month:
                 yield open_period
         return
     # `covered` is empty while no final report contains the usage.
     usage = PeriodUsage.objects.using(using).filter(covered=None, **filters)
     if not running:
-        until = max(now - conf.GRACE_SECONDS * SECOND, utc_month_start(now) + _WESTERNMOST) if awaited else now
-        # A row of `usage` has the end of its counted period, but a report can make the billing period end earlier. So
-        # also take periods that started at least SHORTEST_MONTH ago. With `awaited`, take only the shortened ones.
-        may_have_ended = Q(period__lte=(until - SHORTEST_MONTH) // SECOND)
-        if awaited:
-            may_have_ended &= _shortened(using)
-        usage = usage.filter(ended(until) | may_have_ended)
+        grace = conf.GRACE_SECONDS * SECOND if awaited else 0
+        until = max(now - grace, utc_month_start(now) + _WESTERNMOST)
+        usage = usage.filter(ended(until))
     queries = (usage, unreported(using, **filters))  # usage and adjustments that are on no report
     names = sorted({name for rows in queries for name in rows.order_by().values_list("account", flat=True).distinct()})
     yield from _of_accounts(using, names, now, running=running)
@@ -133,75 +128,45 @@ def running_count(account: str | None = None) -> int:
     return usage.values("account", "period").distinct().count()
 
 
-def _shortened(using: str) -> Q:
-    """Return the condition for usage of a shortened period: a period with a report starts within this period."""
-    reports = Report.objects.using(using).filter(
-        account=OuterRef("account"),
-        period_start__gt=OuterRef("period") * SECOND,
-        period_start__lt=OuterRef("period_end") * SECOND,
-    )
-    return Q(Exists(reports))
-
-
 def _of_account(data: ClosingData, closing: Closing, now: int, *, running: bool) -> Iterator[OpenPeriod]:
-    periods = closing.periods
     try:
-        # Also take periods that began at least a shortest month ago: usage that arrives later can still make the end of
-        # an open period earlier.
-        billing_periods = [
-            period for period in periods.open() if running or period.end <= now or period.start <= now - SHORTEST_MONTH
+        # A period of a past month can still run, because its time zone is in the west.
+        this_month = month_of(now, "UTC")
+        periods = [
+            period for period in closing.periods.open() if running or period.end <= now or period.label < this_month
         ]
-    except ValueError as error:
-        yield OpenPeriod(
-            account=closing.account,
-            start=periods.oldest_open_start(),
-            period=None,
-            over=True,
-            why=gettext("%(error)s: correct the account") % {"error": error},
-            units={},
-        )
+    except MissingPeriodError as error:
+        start = closing.periods.oldest_open_start()
+        yield OpenPeriod(account=closing.account, start=start, period=None, over=True, why=str(error), units={})
         return
-    for billing_period in billing_periods:
-        yield _described(closing, billing_period, now, _units(data, closing, billing_period))
+    for period in periods:
+        yield _described(closing, period, now, _units(data, closing, period))
 
 
-def _units(data: ClosingData, closing: Closing, billing_period: BillingPeriod) -> dict[str, int]:
+def _units(data: ClosingData, closing: Closing, period: Period) -> dict[str, int]:
     """Return the billable units of a period so far, by meter. They include adjustments."""
     units: Counter[str] = Counter()
     for row in data.usage(closing.account):
-        # `members` are the starts of counted periods, in µs. `row.period` is in s.
-        if row.period * SECOND in billing_period.members:
+        if row.period * SECOND == period.start:
             units[row.meter] += row.admitted_units - row.refunded_units
-    for adjustment in closing.periods.adjustments(billing_period):
+    for adjustment in closing.periods.adjustments(period):
         units[adjustment.meter] += adjustment.quantity
     return dict(sorted(units.items()))
 
 
-def _described(closing: Closing, billing_period: BillingPeriod, now: int, units: dict[str, int]) -> OpenPeriod:
-    try:
-        period = closing.periods.period(billing_period)
-    except ValueError as error:
-        return OpenPeriod(
-            account=closing.account,
-            start=billing_period.start,
-            period=None,
-            over=True,
-            why=gettext("%(error)s: correct the account") % {"error": error},
-            units=units,
-        )
+def _described(closing: Closing, period: Period, now: int, units: dict[str, int]) -> OpenPeriod:
     over = now >= period.end + conf.GRACE_SECONDS * SECOND
-    awaited = over or period.label < month_of(now, "UTC")
     why = closing.obstacle(period)
     return OpenPeriod(
         account=closing.account,
-        start=billing_period.start,
+        start=period.start,
         period=period,
         over=over,
         why=why or str(_COMPLETE),
         units=units,
         quarantined=closing.quarantined,
         complete=not why,
-        awaited=awaited,
+        awaited=over or period.label < month_of(now, "UTC"),
     )
 
 
@@ -210,7 +175,7 @@ def force(account: str, start: int, by: str, reason: str, now: int | None = None
 
     `start` is in µs since 1970 UTC; `by` names the person. Usage that arrives afterwards is treated as late usage.
     Raise NotForcedError if the period has not ended, if it has a report, if it has nothing to report, if the reason is
-    empty, or if a price, an adjustment or the account's time zone is not valid.
+    empty, or if a price or an adjustment is not valid.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
@@ -221,8 +186,9 @@ def force(account: str, start: int, by: str, reason: str, now: int | None = None
     with transaction.atomic(using=using, durable=True):
         locked = [ShardState.lock(using, shard) for shard in to_lock]
         states = {state.shard: state for state in locked if state is not None}
+        freeze_adjusted(using, [account])
         closing = Closing(ClosingData(using, [account], states), account, shards[account], now)
-        billing_period, period = _forcible(closing, start, now)
+        period = _forcible(closing, start, now)
         with translation.override("en"):  # Reports print the gap, so its text must not be in the person's language.
             why = closing.obstacle(period) or str(_COMPLETE)
         DurabilityGap.objects.using(using).create(
@@ -235,29 +201,25 @@ def force(account: str, start: int, by: str, reason: str, now: int | None = None
         )
         # Read the data again, so that the report contains the new gap.
         closing = Closing(ClosingData(using, [account], states), account, shards[account], now)
-        report = closing.close_by_force(billing_period)
+        report = closing.close_by_force(period)
         mark_as_reported(using, [report])
     return report
 
 
-def _forcible(closing: Closing, start: int, now: int) -> tuple[BillingPeriod, Period]:
-    """Return the open period that starts at `start`, as a BillingPeriod and as a Period.
-
-    Raise NotForcedError if it cannot be closed even by force.
-    """
+def _forcible(closing: Closing, start: int, now: int) -> Period:
+    """Return the open period that starts at `start`. Raise NotForcedError if it cannot be closed even by force."""
     try:
-        billing_period = next((period for period in closing.periods.open() if period.start == start), None)
-        period = None if billing_period is None else closing.periods.period(billing_period)
+        period = next((period for period in closing.periods.open() if period.start == start), None)
         if period is not None:
             closing.check(period)
     except TooLargeError as error:
         raise NotForcedError(str(error)) from error
     except ValueError as error:
         raise NotForcedError(f"{error}: correct it first") from error
-    if billing_period is None or period is None:
+    if period is None:
         raise NotForcedError(f"{closing.account or 'anonymous'} has no open period that starts at {iso(start)}")
     if now < period.end:
         raise NotForcedError(
             f"the period {period.name} ends at {period.local_end()} in {period.timezone}: it cannot be billed before"
         )
-    return billing_period, period
+    return period

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Iterator
 from hashlib import blake2b
 from typing import Any
+from urllib.parse import quote
 
 from asgiref.sync import sync_to_async
 from django.http import StreamingHttpResponse
 from django.utils.http import content_disposition_header
 
+from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.models import Report
 from ratelimits.reports.exports import Format
-from ratelimits.reports.rows import report_id
 
 #: Maximum number of characters of an account's name in the name of a file. No common file system stores more than 255
 #: bytes, and the quoted name of an account can be longer.
@@ -25,7 +26,7 @@ def file_stem(report: Report) -> str:
     The account and the name of the period are in it. If the account has a long name, a digest stands for the rest of
     its name.
     """
-    quoted, _dot, _start = report_id(report.account, report.period_start).rpartition(".")
+    quoted = quote(report.account, safe="") or ANONYMOUS
     period = report.period_name().replace(" (from ", "-from-").rstrip(")")
     if len(quoted) > _MAX_ACCOUNT:
         quoted = f"{quoted[:_MAX_ACCOUNT]}~{blake2b(quoted.encode(), digest_size=8).hexdigest()}"

@@ -32,7 +32,8 @@ _DESCRIPTIONS = {
 #: begin with "x_": these columns are the app's own.
 _COLUMNS: Mapping[str, Callable[[Charge, PricedPart | None], str]] = {
     "BilledCost": lambda charge, part: _cost(charge, part),
-    "BillingAccountId": lambda charge, _part: charge.row.account,
+    # The customer's token.
+    "BillingAccountId": lambda charge, _part: charge.row.report_id.partition(".")[0],
     "BillingAccountName": lambda charge, _part: charge.account_name,
     "BillingCurrency": lambda charge, _part: charge.currency,
     "BillingPeriodEnd": lambda charge, _part: iso(charge.row.billing_period_end),

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from typing import NamedTuple
 
 from django.db.models import Exists, Max, OuterRef, Q
 
+from ratelimits.algorithms.billing_periods import Period, Span
 from ratelimits.conf import conf
-from ratelimits.models import Adjustment, Report, ReportLine
-from ratelimits.reports.adjusting import of_open_periods
+from ratelimits.models import Adjustment, Customer, Report, ReportLine
 from ratelimits.reports.build import (
     CHUNK,
     Allowance,
@@ -20,21 +21,25 @@ from ratelimits.reports.build import (
     adjustment_line,
     grouped,
     in_order,
+    of_period,
+    of_text,
     unused_line,
     usage_lines,
 )
-from ratelimits.reports.closing.account_periods import AccountPeriods
+from ratelimits.reports.closing.account_periods import AccountPeriods, MissingPeriodError
 from ratelimits.reports.closing.close import home_shard
 from ratelimits.reports.closing.closing_data import ClosingData
-from ratelimits.reports.closing.labelled import uncovered_starts
+from ratelimits.reports.closing.labelled import untallied_bins, with_open_periods
 from ratelimits.reports.gaps import Gaps
 from ratelimits.reports.included import Included
 from ratelimits.reports.limits import Limits
 from ratelimits.reports.lost_replies import LostReplies
-from ratelimits.reports.periods import SECOND, Period, checked_month, span_of
+from ratelimits.reports.periods import SECOND, checked_month, span_of, within
 from ratelimits.reports.rows import FINAL, PROVISIONAL, VERSION, Row, RowMaker
 from ratelimits.reports.statements.unused import candidates
 from ratelimits.reports.terms import RuleBook
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -144,7 +149,7 @@ def version_rows(report: Report) -> Iterator[Row]:
 def version_lines(report: Report) -> Iterator[tuple[Row, str]]:
     """Yield the rows that a version added.
 
-    Each row comes with the start of the period under which its usage was counted (s since 1970 UTC, as text).
+    Each row comes with the start of the billing period of its usage (s since 1970 UTC, as text).
     """
     make = RowMaker(report, FINAL)
     lines = ReportLine.objects.using(report._state.db or conf.DATABASE).filter(report=report).order_by("number")
@@ -157,83 +162,100 @@ def _provisional(
     using: str, month: str, account: str | None, start: int, end: int, version: int
 ) -> Iterator[Statement]:
     """Yield the statements of open periods. `start` and `end` (µs since 1970 UTC) are those of `span_of`."""
-    condition = Q(period__in=uncovered_starts(using, start, end, account))
-    if account is not None:
-        condition &= Q(account=account)
     rules = RuleBook(using)
     accounts = None if account is None else [account]
     gaps, lost_replies = Gaps.between(using, start, end), LostReplies(using, start, end, accounts)
-    adjusted = of_open_periods(using, start, end, **({} if account is None else {"account": account}))
-    # A period can have adjustments but no usage, so each adjusted period gets a group without usage.
-    without_usage = (_group_without_usage(name, period) for name, period in adjusted)
     # The allowances that several names of an account share, by these names and the start of the billing period.
     shared: dict[tuple[frozenset[str], int], Allowance] = {}
-    # `Limits.of` adds to each group the limit that its line shows.
-    groups = heapq.merge(Limits(using, rules).of(grouped(condition, using)), without_usage, key=_account_and_period)
-    open_groups = _open_groups(using, groups)
-    for _key, pairs in groupby(open_groups, key=_open_period_and_account):
-        first_group, open_period = next(pairs)
-        if open_period.period.label == month:
-            report = draft(first_group, open_period.period, open_period.included, gaps, version)
-            allowance = Allowance(open_period.included.included)
-            if open_period.included.shared:
-                names = frozenset({report.account}) | open_period.included.shared
-                allowance = shared.setdefault((names, open_period.period.start), allowance)
-            period_groups = chain([first_group], (group for group, _open_period in pairs))
-            with_usage = (group for group in period_groups if "meter" in group)
-            lost = lost_replies.of(report.account, report.period_start, report.period_end)
-            lines = chain(
-                usage_lines(report, with_usage, rules, {open_period.period.start: allowance}, lost),
-                (adjustment_line(report, adjustment, allowance) for adjustment in open_period.adjustments),
-            )
-            yield Statement(
-                report, PROVISIONAL, map(RowMaker(report, PROVISIONAL).from_line, lines), open_period.included
-            )
+    limits = Limits(using, rules)
+    for open_period, period_groups in _open_periods(using, month, account, start, end):
+        first_group = next(period_groups)
+        report = draft(first_group, open_period.customer, open_period.period, open_period.included, gaps, version)
+        allowance = Allowance(open_period.included.included)
+        if open_period.included.shared:
+            names = frozenset({report.account}) | open_period.included.shared
+            allowance = shared.setdefault((names, open_period.period.start), allowance)
+        with_usage = (group for group in chain([first_group], period_groups) if "meter" in group)
+        lost = lost_replies.of(report.account, open_period.spans)
+        lines = chain(
+            # `Limits.of` adds to each group the limit that its line shows.
+            usage_lines(report, limits.of(with_usage), rules, {open_period.period.start: allowance}, lost),
+            (adjustment_line(report, adjustment, allowance) for adjustment in open_period.adjustments),
+        )
+        yield Statement(report, PROVISIONAL, map(RowMaker(report, PROVISIONAL).from_line, lines), open_period.included)
 
 
 class _OpenPeriod(NamedTuple):
-    """A billing period without a report, the quantities that the plan includes in it, and its adjustments."""
+    """A customer's billing period without a report, the plan's included quantities in it, and its adjustments.
 
+    `spans` are the spans whose usage belongs to the period.
+    """
+
+    customer: Customer
     period: Period
     included: Included
     adjustments: list[Adjustment]
+    spans: list[Span]
 
 
-def _open_groups(using: str, groups: Iterator[Group]) -> Iterator[tuple[Group, _OpenPeriod]]:
-    """Yield the groups of ledger lines that are not on a report, each with its billing period.
+def _open_periods(
+    using: str, month: str, account: str | None, start: int, end: int
+) -> Iterator[tuple[_OpenPeriod, Iterator[Group]]]:
+    """Yield the open periods of a month that have usage or adjustments, each with its groups, sorted by account.
 
-    Each group gets one more value, "billing_start": the start of this billing period (µs since 1970 UTC).
+    The groups are sums of ledger lines that are on no report.
     """
-    while chunk := list(islice(groups, CHUNK)):
-        starts_by_account: dict[str, set[int]] = {}
-        for group in chunk:
-            starts = starts_by_account.setdefault(group["account"], set())
-            if "meter" in group:  # The group has usage. AccountPeriods cannot find this usage if it is not tallied yet.
-                starts.add(group["period"] * SECOND)
+    bins = untallied_bins(using, start, end, account)
+    names = iter(sorted({*with_open_periods(using, month, account), *bins}))
+    while chunk := list(islice(names, CHUNK)):
         # The last argument has the locked shards. There are none, because nothing is written here.
-        data = ClosingData(using, list(starts_by_account), {})
-        # `lenient` is true, because one account whose time zone no longer exists must not stop the whole export.
-        periods = {name: AccountPeriods(data, name, starts, lenient=True) for name, starts in starts_by_account.items()}
-        open_by_member = {name: account_periods.open_by_member() for name, account_periods in periods.items()}
-        for group in chunk:
-            name, start = group["account"], group["period"] * SECOND
-            if start in open_by_member[name]:
-                billing_period, period = open_by_member[name][start]
+        data = ClosingData(using, chunk, {})
+        found: dict[tuple[str, int], _OpenPeriod] = {}
+        for name in chunk:
+            periods = AccountPeriods(data, name, bins.get(name, ()))
+            try:
+                of_month = [period for period in periods.open() if period.label == month]
+            except MissingPeriodError as error:  # One account must not stop the whole export.
+                logger.error("The open periods of account %r are left out: %s", name, error)
+                continue
+            for period in of_month:
                 included = data.included(name, period.start, period.end)
-                yield (
-                    {**group, "billing_start": period.start},
-                    _OpenPeriod(period, included, periods[name].adjustments(billing_period)),
-                )
+                adjustments = periods.adjustments(period)
+                spans = data.timeline(name).spans(period.start, period.end)
+                customer = data.customer_of(name, period)
+                found[name, period.start] = _OpenPeriod(customer, period, included, adjustments, spans)
+        groups = _groups(data, {key: one.period for key, one in found.items()})
+        # A period can have adjustments but no usage, so each adjusted period gets a group without usage.
+        without_usage = (
+            _group_without_usage(name, period_start // SECOND)
+            for (name, period_start), one in sorted(found.items())
+            if one.adjustments
+        )
+        merged = heapq.merge(groups, without_usage, key=_account_and_period)
+        for (name, start_in_seconds), period_groups in groupby(merged, key=_account_and_period):
+            yield found[name, start_in_seconds * SECOND], period_groups
+
+
+def _groups(data: ClosingData, periods: Mapping[tuple[str, int], Period]) -> Iterator[Group]:
+    """Yield the groups of ledger lines of these periods, by account and start (µs), sorted by account and period."""
+    accounts: dict[Span, list[str]] = {}
+    moved = []
+    for (name, _start), period in periods.items():
+        timeline = data.timeline(name)
+        if timeline.was_moved:
+            moved.append(of_period(grouped(of_text(name, period, timeline), data.using), period.start))
+            continue
+        accounts.setdefault((period.start, period.end), []).append(name)
+    streams = (
+        of_period(grouped(Q(account__in=names) & within(*span), data.using), span[0])
+        for span, names in accounts.items()
+    )
+    return heapq.merge(*streams, *moved, key=_account_and_period)
 
 
 def _group_without_usage(account: str, period: int) -> Group:
     """Return a group that stands only for an account and a period. Other groups also have a "meter" and sums."""
     return {"account": account, "period": period, "first_shard": home_shard(account)}
-
-
-def _open_period_and_account(group_and_period: tuple[Group, _OpenPeriod]) -> tuple[Period, str]:
-    group, open_period = group_and_period
-    return open_period.period, group["account"]
 
 
 def _account_and_period(group: Group) -> tuple[str, int]:
@@ -246,8 +268,8 @@ def _unused(using: str, month: str, account: str | None, start: int, end: int, v
     `_with_unused` leaves out the statements of accounts that have another statement.
     """
     gaps = Gaps.between(using, start, end)
-    for group, period, terms in candidates(using, month, account):
-        report = draft(group, period, Included(terms.plan, terms.included), gaps, version)
+    for group, customer, period, terms in candidates(using, month, account):
+        report = draft(group, customer, period, Included(terms.plan, terms.included), gaps, version)
         rows = (RowMaker(report, PROVISIONAL).from_line(unused_line(report)),)
         yield Statement(report, PROVISIONAL, rows, unused=True)
 
@@ -263,9 +285,17 @@ def _with_unused(used: Iterator[Statement], unused: Iterator[Statement]) -> Iter
         last_account = statement.report.account
 
 
-def draft(group: Group, period: Period, included: Included, gaps: Gaps, columns_version: int = VERSION) -> Report:
+def draft(
+    group: Group,
+    customer: Customer,
+    period: Period,
+    included: Included,
+    gaps: Gaps,
+    columns_version: int = VERSION,
+) -> Report:
     """Return the provisional report that a group of ledger lines belongs to. Do not save this report."""
     return Report(
+        customer=customer,
         account=group["account"],
         period_start=period.start,
         period_end=period.end,

@@ -27,7 +27,6 @@ from ratelimits.reports.amounts import (
     BeforeAndAfter,
     Totals,
     amount_added,
-    billing_period_of,
     prices_of,
     quantities_of,
     recorded_prices,
@@ -137,7 +136,7 @@ def _provisional(statement: Statement, book: PriceBook, using: str, sharing: lis
 def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> Iterator[Charge]:
     """Yield the charges of the report's lines, then the charges that do not belong to a line.
 
-    `lines` has each row with the start of the period under which its usage was counted (s since 1970 UTC, as text).
+    `lines` has each row with the start of the period of its usage (s since 1970 UTC, as text).
     """
     records: dict[str, RecordedPrices] = report.prices.get("periods", {})
     if not records:
@@ -157,8 +156,7 @@ def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> It
         units_before[period, meter], units_after[period, meter] = (before or NO_UNITS).overage, after.overage
     name = report.prices["account_name"]
     totals: dict[str, str] = report.amounts["total"]
-    for row, counted in lines:
-        period = billing_period_of(report, counted)
+    for row, period in lines:
         record = records.get(period)
         if record is None:
             yield Charge(row, name)
@@ -204,7 +202,7 @@ def _difference(charged: Callable[[Units], Decimal], before: Units | None, after
 
 def _row_without_units(report: Report, status: str, category: str, period: str, meter: str, plan: str) -> Row:
     """Return a row without units, for a charge that has only an amount."""
-    name, start = report_id(report.account, report.period_start), int(period) * SECOND
+    name, start = report_id(report.customer_id, report.period_start), int(period) * SECOND
     is_correction = report.version > 1 or start != report.period_start
     return RowMaker(report, status).without_line(
         line_id=line_id(name, report.version, category, period, meter),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
+from ratelimits.algorithms.billing_periods import Period
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment, ReportLine
 from ratelimits.models.ledger.sums import ExactSum
@@ -16,10 +17,8 @@ from ratelimits.pricing.money import ZERO
 from ratelimits.pricing.prices import NO_UNITS, Units
 from ratelimits.reports.adjusting import start_of
 from ratelimits.reports.amounts import billed_prices_and_units, reports_that_share_prices, rounded_price
-from ratelimits.reports.billing_periods import BillingPeriod
 from ratelimits.reports.build import Allowance
 from ratelimits.reports.closing.account import Closing
-from ratelimits.reports.closing.account_periods import AccountPeriods
 from ratelimits.reports.closing.closing_data import ClosingData
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import USAGE
@@ -114,14 +113,13 @@ def effect_of(adjustment: Adjustment, using: str | None = None) -> Effect:
     data = ClosingData(using, [account], {})
     # Nothing is closed here. So no shards are needed, and the moment of closing does not matter.
     closing = Closing(data, account, shards=[], now=0)
-    billing_period = closing.periods.of_adjustment(start_of(adjustment))
-    if billing_period is not None and billing_period.closed:
-        state = _final(using, data, billing_period, closing.allowance_after_reports(billing_period), adjustment)
+    period = closing.periods.at(start_of(adjustment))
+    if closing.periods.is_closed(period):
+        state = _final(using, data, period, closing.allowance_after_reports(period), adjustment)
     else:
-        state = _provisional(using, data, closing.periods, billing_period, adjustment)
+        state = _provisional(using, data, period, adjustment)
     allowance, prices = state.allowance, state.prices
-    unreported = [] if billing_period is None else closing.periods.adjustments(billing_period)
-    others = [other for other in unreported if other.pk != adjustment.pk]
+    others = [other for other in closing.periods.adjustments(period) if other.pk != adjustment.pk]
     for other in others:
         allowance.split(other.meter, other.quantity)
     # A period gets a report only if it has usage or adjustments. Without a report, nothing is owed.
@@ -143,23 +141,18 @@ def _quantities(allowance: Allowance, meter: str) -> Quantities:
     return Quantities(allowance.used.get(meter, 0), allowance.over.get(meter, 0))
 
 
-def _final(
-    using: str, data: ClosingData, billing_period: BillingPeriod, allowance: Allowance, adjustment: Adjustment
-) -> _State:
+def _final(using: str, data: ClosingData, period: Period, allowance: Allowance, adjustment: Adjustment) -> _State:
     """Return the state of a period with a report. `allowance` is the allowance after the reports of the period."""
     reports = data.reports(adjustment.account)
-    newest = max(
-        (other for other in reports if other.period_start == billing_period.start), key=lambda other: other.version
-    )
+    newest = max((other for other in reports if other.period_start == period.start), key=lambda other: other.version)
     lines = ReportLine.objects.using(using).filter(report__account=adjustment.account, charge_category=USAGE)
-    periods = sorted(start // SECOND for start in billing_period.members)
-    sums = lines.filter(usage_period__in=periods, meter=adjustment.meter).aggregate(
+    sums = lines.filter(usage_period=period.start // SECOND, meter=adjustment.meter).aggregate(
         consumed=ExactSum("consumed_quantity"), refunded=ExactSum("refunded_quantity")
     )
     used = (sums["consumed"] or 0) - (sums["refunded"] or 0)
     names = newest.prices.get("names", ())
     prices, billed = billed_prices_and_units(
-        reports_that_share_prices(using, reports, adjustment.account, names), billing_period.start
+        reports_that_share_prices(using, reports, adjustment.account, names), period.start
     )
     # `billed` has the units of all names of the account. Subtract the units of this name.
     others = {meter: units.minus(_units(allowance, meter)) for meter, units in billed.items()}
@@ -173,19 +166,9 @@ def _final(
     )
 
 
-def _provisional(
-    using: str, data: ClosingData, periods: AccountPeriods, billing_period: BillingPeriod | None, adjustment: Adjustment
-) -> _State:
-    """Return the state of a period without a report.
-
-    `billing_period` is None if the period has neither usage nor adjustments that a report will contain.
-    """
+def _provisional(using: str, data: ClosingData, period: Period, adjustment: Adjustment) -> _State:
+    """Return the state of a period without a report."""
     account, meter = adjustment.account, adjustment.meter
-    period = (
-        data.terms(account, None).period(start_of(adjustment))
-        if billing_period is None
-        else periods.period(billing_period)
-    )
     included = data.included(account, period.start, period.end)
     allowance, used, has_usage = Allowance(included.included), 0, False
     for statement in statements(period.label, account=account, using=using):

@@ -9,9 +9,20 @@ from typing import Any
 
 from django.db.models import Q, QuerySet
 
-from ratelimits.models import Account, Batch, KeyOverride, Line, Plan, PlanInclusion, PlanPrice, ReportLine, Rule
-from ratelimits.reports.amounts import billing_period_of
+from ratelimits.models import (
+    Account,
+    Batch,
+    KeyOverride,
+    Line,
+    Plan,
+    PlanInclusion,
+    PlanPrice,
+    Report,
+    ReportLine,
+    Rule,
+)
 from ratelimits.reports.build import between
+from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import USAGE
 from ratelimits.reports.terms import record_at
 
@@ -79,8 +90,7 @@ def _account_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
 
 def _price_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
     """Yield the edit that set the line's price."""
-    period = billing_period_of(line.report, str(line.usage_period))
-    prices = line.report.prices.get("periods", {}).get(period, {}).get("meters", {})
+    prices = line.report.prices.get("periods", {}).get(str(line.usage_period), {}).get("meters", {})
     if line.meter in prices:
         price, history = prices[line.meter], PlanPrice.history
         for record in history.using(using).filter(id=price["id"], version=price["version"]):
@@ -107,8 +117,18 @@ def ledger_lines(line: ReportLine, using: str) -> QuerySet[Line]:
     if since is None or line.charge_category != USAGE:
         return Line.objects.using(using).none()
     subject = {"account": report.account, "key": line.key, "meter": line.meter}
-    rows = Line.objects.using(using).filter(**subject, period=line.usage_period, rule=line.rule_id)
+    period = {"bin__gte": line.usage_period, "bin__lt": end_of(line, using), "rule": line.rule_id}
+    rows = Line.objects.using(using).filter(**subject, **period)
     return rows.filter(between(since, report.chain), version=line.rule_version)
+
+
+def end_of(line: ReportLine, using: str) -> int:
+    """Return the end (s since 1970 UTC) of the billing period to which the usage of a line belongs."""
+    start = line.usage_period * SECOND
+    if start == line.report.period_start:
+        return line.report.period_end // SECOND
+    versions = Report.objects.using(using).filter(account=line.report.account, period_start=start)
+    return max(versions.values_list("period_end", flat=True), default=start) // SECOND
 
 
 def batches(line: ReportLine, using: str) -> QuerySet[Batch]:

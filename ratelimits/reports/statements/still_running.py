@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from ratelimits.reports.periods import SECOND, Period, month_of
+from ratelimits.algorithms.billing_periods import Period, month_of
+from ratelimits.reports.periods import SECOND
 from ratelimits.reports.statements import statements
 from ratelimits.reports.statements.charges import charges
 from ratelimits.reports.terms import TermsBook
@@ -41,7 +42,7 @@ def may_run(now: int, month: str) -> bool:
 def still_running(using: str, accounts: Iterable[str], now: int, month: str) -> Iterator[StillRunning]:
     """Yield the periods of these accounts that run at `now` and belong to a month before `month`, sorted by account.
 
-    Leave out accounts whose time zone cannot be read. `with_amounts` adds what is billed.
+    `with_amounts` adds what is billed.
     """
     if not may_run(now, month):
         return
@@ -50,10 +51,7 @@ def still_running(using: str, accounts: Iterable[str], now: int, month: str) -> 
         chunk = names[first : first + _CHUNK]
         terms = book.of(chunk)
         for name in chunk:
-            try:
-                period = terms[name].period(now)
-            except ValueError:
-                continue
+            period = terms[name].period(now)
             if period.label < month:
                 yield StillRunning(name, period)
 

@@ -7,15 +7,17 @@ from itertools import islice
 
 from django.db.models import F, Min
 
-from ratelimits.models import Account
+from ratelimits.algorithms.billing_periods import Period
+from ratelimits.models import Account, Customer
+from ratelimits.models.customers import present
 from ratelimits.reports.build import CHUNK, Group, in_order
 from ratelimits.reports.closing.close import home_shard
-from ratelimits.reports.periods import SECOND, Period, month_in, period_at
+from ratelimits.reports.periods import SECOND, month_in
 from ratelimits.reports.terms import Terms, TermsBook
 
 
-def candidates(using: str, month: str, account: str | None) -> Iterator[tuple[Group, Period, Terms]]:
-    """Yield three items for each account: a group without usage, the account's billing period, and its terms.
+def candidates(using: str, month: str, account: str | None) -> Iterator[tuple[Group, Customer, Period, Terms]]:
+    """Yield four items for each account: a group without usage, its customer, its billing period, and its terms.
 
     The billing period is that of the month, by the current terms. The accounts are sorted by identifier.
     An account that was added after the end of this period is left out.
@@ -27,24 +29,16 @@ def candidates(using: str, month: str, account: str | None) -> Iterator[tuple[Gr
     unread = names.iterator(chunk_size=CHUNK)
     book = TermsBook(using)
     while chunk := list(islice(unread, CHUNK)):
-        by_name, added = book.of(chunk), _added(using, chunk)
+        by_name, added, customers = book.of(chunk), _added(using, chunk), present(using, chunk)
         for name in chunk:
             terms = by_name[name]
             _start, following = month_in(month, terms.timezone)
-            period = _period_at(terms, following - 1)
+            period = terms.period(following - 1)
             if period.label > month:  # The account's periods do not end with the month.
-                period = _period_at(terms, period.start - 1)
+                period = terms.period(period.start - 1)
             if period.label == month and added.get(name, 0) < period.end:
                 group = {"account": name, "period": period.start // SECOND, "first_shard": home_shard(name)}
-                yield group, period, terms
-
-
-def _period_at(terms: Terms, at: int) -> Period:
-    """Return the billing period of an account at a moment; in UTC if the account's time zone no longer exists."""
-    try:
-        return terms.period(at)
-    except ValueError:
-        return period_at("UTC", None, at, terms.kept)
+                yield group, customers[name], period, terms
 
 
 def _added(using: str, names: list[str]) -> dict[str, int]:

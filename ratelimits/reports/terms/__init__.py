@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from ratelimits.algorithms.billing_periods import Span
+from ratelimits.algorithms.billing_periods import Period, Timeline
 from ratelimits.models import Rule
-from ratelimits.reports.periods import Period, period_at, period_from
+from ratelimits.models.accounts import holding
 from ratelimits.reports.terms.account_book import AccountBook
 from ratelimits.reports.terms.plan_book import PlanBook
 
@@ -27,18 +27,14 @@ class Terms:
     plan: str = ""
     #: The quantities that the plan includes, by meter.
     included: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
-    #: The account's kept period; None if it has none.
-    kept: Span | None = None
+    #: The billing periods of the customer whom the account's text names now.
+    timeline: Timeline = field(default_factory=Timeline, compare=False)
     #: The primary key of the account; 0 if the account has no row.
     row: int = 0
 
     def period(self, at: int) -> Period:
         """Return the billing period that contains a moment (µs since 1970 UTC)."""
-        return period_at(self.timezone, self.anchor, at, self.kept)
-
-    def period_from(self, start: int) -> Period:
-        """Return the counted period that starts at `start` (µs since 1970 UTC)."""
-        return period_from(self.timezone, self.anchor, start, self.kept)
+        return self.timeline.at(at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +66,11 @@ class AccountTerms:
 
         An unknown account has the default terms.
         """
-        state, kept = self.accounts.state(name, at), self.accounts.kept(name)
+        state, timeline = self.accounts.state(name, at), self.accounts.timeline(name).newest
         if state is None:
-            return Terms(kept=kept)
+            return Terms(timeline=timeline)
         plan, included = self.plans.of(state.plan, at) if state.plan else ("", _NOTHING)
-        return Terms(state.timezone, state.anchor, plan, included, kept, state.row)
+        return Terms(state.timezone, state.anchor, plan, included, timeline, state.row)
 
 
 class TermsBook:
@@ -84,10 +80,14 @@ class TermsBook:
         self._using, self._plans = using, PlanBook(using)
 
     def of(self, identifiers: Iterable[str]) -> dict[str, Terms]:
-        """Return the terms of these accounts; an unknown account has the default terms."""
+        """Return the terms of these accounts; an unknown account has the default terms.
+
+        All accounts of a customer have the same terms.
+        """
         names = set(identifiers)
-        terms = AccountTerms(self._using, names, self._plans)
-        return {name: terms.at(name, None) for name in names}
+        holder = holding(self._using, names)
+        terms = AccountTerms(self._using, names | set(holder.values()), self._plans)
+        return {name: terms.at(holder.get(name, name), None) for name in names}
 
 
 class RuleBook:

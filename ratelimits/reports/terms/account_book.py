@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ratelimits.algorithms.billing_periods import Span
+from ratelimits.algorithms.billing_periods import DatedTimeline
 from ratelimits.models import Account
-from ratelimits.models.kept import kept_periods
+from ratelimits.models.periods import timelines
 
 _COLUMNS = ("id", "identifier", "since", "plan_id", "timezone", "billing_anchor")
 
@@ -35,22 +35,27 @@ Records = Sequence[AccountState]
 
 
 class AccountBook:
-    """The current and former rows of some accounts, and the accounts' kept periods."""
+    """The current and former rows of some accounts, and the accounts' billing periods."""
 
     def __init__(self, using: str, names: Iterable[str]) -> None:
         self._using, self._names = using, set(names)
         self._rows: dict[str, AccountState] = {}
-        self._kept: dict[str, Span] = {}
+        #: The billing periods of accounts, and the accounts whose periods were not read yet.
+        self._timelines: dict[str, DatedTimeline] = {}
+        self._without_timeline: set[str] = set()
         self._read(self._names)
 
     def _read(self, names: Collection[str]) -> None:
         rows = Account.objects.using(self._using).filter(identifier__in=names).values_list(*_COLUMNS)
         self._rows |= {state.name: state for state in (AccountState(*row) for row in rows)}
-        self._kept |= kept_periods(self._using, names)
+        self._without_timeline.update(names)
 
-    def kept(self, name: str) -> Span | None:
-        """Return the kept period of an account; None if the account has none."""
-        return self._kept.get(name)
+    def timeline(self, name: str) -> DatedTimeline:
+        """Return the billing periods of an account."""
+        if self._without_timeline:
+            self._timelines |= timelines(self._using, self._without_timeline)
+            self._without_timeline = set()
+        return self._timelines[name]
 
     def is_unchanged(self, name: str, since: int) -> bool:
         """Return whether the account's row has not changed since a moment (µs since 1970 UTC)."""

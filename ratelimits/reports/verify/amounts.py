@@ -7,7 +7,7 @@ from typing import Any
 
 from ratelimits.models import PlanPrice, Report, ReportLine
 from ratelimits.models.ledger.sums import ExactSum
-from ratelimits.reports.amounts import Totals, billing_period_of, recorded_prices, reports_that_share_prices
+from ratelimits.reports.amounts import Totals, recorded_prices, reports_that_share_prices
 from ratelimits.reports.periods import SECOND
 
 
@@ -34,8 +34,7 @@ def _verify_prices(using: str, report: Report, earlier: list[Report]) -> Iterato
     prices: dict[str, Any] = report.prices.get("periods", {})
     if report.version == 1 and report_period in prices:
         yield from _compare_history(using, prices[report_period])
-    counted_periods = {billing_period_of(report, counted) for counted in report.since}
-    expected = recorded_prices(report, earlier, counted_periods, prices.get(report_period, {}))
+    expected = recorded_prices(report, earlier, report.since, prices.get(report_period, {}))
     for period in sorted(prices.keys() | expected.keys()):
         if prices.get(period) != expected.get(period):
             yield "its prices differ from the prices with which the period was billed for the first time"

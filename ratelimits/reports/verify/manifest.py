@@ -3,7 +3,7 @@
 A manifest is a signed file outside the database. It shows whether the rows that it lists were changed later. It lists
 the reports of the month's periods, with their digests and totals. For each shard, it has the position
 and the digest of the newest batch. It also has digests of rows that no digest in the database protects: adjustments,
-durability gaps, process totals, quarantined batches, kept periods, deliveries, and the history of the configuration.
+durability gaps, process totals, quarantined batches, billing periods, deliveries, and the history of the configuration.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from django.db.models import Count, Max
 from ratelimits import signatures
 from ratelimits.algorithms import calendar
 from ratelimits.conf import conf
-from ratelimits.models import Adjustment, ArchivedRange, Batch, KeptPeriod, Report, ShardState
+from ratelimits.models import Adjustment, ArchivedRange, Batch, Report, ShardState
 from ratelimits.progress import Progress
 from ratelimits.reports.closing.labelled import open_in
 from ratelimits.reports.periods import SECOND, checked_month, month_window
@@ -56,7 +56,6 @@ _OBJECTS = (*_ENTRY_NAMES, "shards", "columns", "history", "without_history")
 #: name of an entry, and the month. It returns whether the app deleted this entry.
 _MAY_DISAPPEAR: dict[str, Callable[[str, str, str], bool]] = {
     "process_totals": lambda using, name, _month: manifest_sections.was_dropped(using, name),
-    "kept_periods": lambda using, name, month: _was_replaced(using, name, month),
 }
 
 
@@ -235,6 +234,8 @@ def compare(
                 if section not in _MAY_DISAPPEAR or not _MAY_DISAPPEAR[section](using, name, month):
                     yield f"{entry_name} {name} is in the manifest of {month}, but no longer exists"
             elif name not in listed:
+                if section == "periods":
+                    continue  # An edit of an account freezes past periods too, also those without usage.
                 yield f"{entry_name} {name} is not in the manifest of {month}: it is newer, so write another manifest"
             elif listed[name] != current[name]:
                 yield f"{entry_name} {name} differs from the manifest of {month}"
@@ -276,12 +277,6 @@ def _compare_history(
     written = datetime.fromisoformat(manifest["written_at"]) - _MAX_TRANSACTION
     for record in manifest_history.backdated_records(using, listed, int(written.timestamp()) * SECOND):
         yield f"the history of {record} has an edit from before the manifest of {month} that the manifest does not list"
-
-
-def _was_replaced(using: str, account: str, month: str) -> bool:
-    """Return whether a later kept period of the account has replaced the kept period in the manifest."""
-    _start, end = month_window(month)
-    return KeptPeriod.objects.using(using).filter(account=account, end__gt=end).exists()
 
 
 def _heads(using: str, manifest: dict[str, Any], sources: tuple[str, ...], equal: Counter[str]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import Any
 
 from ratelimits.engine.server import shards_can_move
-from ratelimits.models import Account, ArchivedRange, Batch, DurabilityGap, GapKind, ShardState
+from ratelimits.models import ArchivedRange, Batch, DurabilityGap, GapKind, ShardState
 from ratelimits.models.ledger.gaps import of_shard
 from ratelimits.progress import Progress
 from ratelimits.reports.build import CHUNK
@@ -42,7 +42,6 @@ def build(
         "batches": dict(_batches(using, end, progress)),
         "archived_at": _archived_at(using),
         "process_names": dict(manifest_sections.process_names(using, start, end, progress)),
-        "kept_versions": _kept_versions(using, start, end),
         "newer_than_history": manifest_history.newer_than_history(using, history),
     }
 
@@ -81,7 +80,7 @@ def _compare_shards(
 
 
 def _compare_rows(using: str, manifest: dict[str, Any], conditional: dict[str, Any]) -> Iterator[str]:
-    """Compare archived ranges, process totals, kept periods, and rows of the configuration."""
+    """Compare archived ranges, process totals, and rows of the configuration."""
     manifest_name = f"the manifest of {manifest['month']}"
     start, end = month_window(manifest["month"])
     current = _archived_at(using)
@@ -93,11 +92,6 @@ def _compare_rows(using: str, manifest: dict[str, Any], conditional: dict[str, A
         is_dropped = name not in names and was_dropped(using, name)
         if names.get(name) != digest and not is_dropped:
             yield f"the process totals of the kind and day {name} have other process names than in {manifest_name}"
-    versions = _kept_versions(using, start, end)
-    for account, version in conditional["kept_versions"].items():
-        # Kept periods that no longer exist are not compared here: `manifest.compare` names them.
-        if versions.get(account, version) != version and not _was_edited(using, account, manifest["history"]):
-            yield f"the kept billing period of {account} has another version than in {manifest_name}"
     for name, digest in manifest_history.newer_than_history(using, manifest["history"]).items():
         if conditional["newer_than_history"].get(name) != digest:
             yield (
@@ -193,15 +187,3 @@ def _changed_batches(sources: Sequence[str], shard: int, entry: Mapping[str, Any
 
 def _archived_at(using: str) -> dict[str, str]:
     return rows_of(ArchivedRange.objects.using(using), "pk", ["archived_at"])
-
-
-def _kept_versions(using: str, start: int, end: int) -> dict[str, int]:
-    rows = manifest_sections.kept_periods(using, start, end)
-    return dict(rows.order_by("account").values_list("account", "version"))
-
-
-def _was_edited(using: str, account: str, history: Mapping[str, dict[str, Any]]) -> bool:
-    """Return whether an account was edited after a manifest, even if the account had another name at the edit."""
-    records: Any = Account.history.using(using)
-    ids = records.filter(identifier=account).values("id")
-    return bool(records.filter(id__in=ids, pk__gt=history["account"]["newest"]).exists())

@@ -17,7 +17,7 @@ from ratelimits.models import (
     Adjustment,
     ArchivedRange,
     DurabilityGap,
-    KeptPeriod,
+    FrozenPeriod,
     Line,
     ProcessTotal,
     PushDelivery,
@@ -91,14 +91,11 @@ TABLES = {
         "id",
         lambda using, month: _quarantined(using, *month_window(month)),
     ),
-    "kept_periods": Table(
-        KeptPeriod,
-        "kept billing period of",
-        "account",
-        lambda using, month: kept_periods(using, *month_window(month)),
-        # Leave out `version`: another edit of the account in the same period changes it, which is no error.
-        # manifest_conditional compares it.
-        frozenset({"id", "version"}),
+    "periods": Table(
+        FrozenPeriod,
+        "the row of a billing period,",
+        "id",
+        lambda using, month: FrozenPeriod.objects.using(using).filter(label=month),
     ),
 }
 
@@ -112,11 +109,6 @@ def counted(progress: Progress | None, what: str, rows: QuerySet[Any]) -> Iterat
 def _gaps(using: str, start: int, end: int) -> QuerySet[Any]:
     """Return the gaps that overlap a span of time (µs since 1970 UTC)."""
     return DurabilityGap.objects.using(using).filter(since__lt=end, until__gte=start)
-
-
-def kept_periods(using: str, start: int, end: int) -> QuerySet[Any]:
-    """Return the kept periods whose last moment is within a span of time (µs since 1970 UTC)."""
-    return KeptPeriod.objects.using(using).filter(end__gt=start, end__lte=end)
 
 
 def reports(using: str, month: str, progress: Progress | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -145,7 +137,7 @@ def reports(using: str, month: str, progress: Progress | None = None) -> Iterato
 
 
 def _name(report: Report) -> str:
-    return f"{report_id(report.account, report.period_start)} v{report.version}"
+    return f"{report_id(report.customer_id, report.period_start)} v{report.version}"
 
 
 def deliveries(

@@ -65,7 +65,7 @@ def _verify_lost_replies(using: str) -> Iterator[str]:
     for (start, end), rows in groupby(sums, key=lambda row: row[:2]):  # start and end
         lost = LostReplies(using, start, end)
         for _start, _end, account, key, meter, count in rows:
-            counted = lost.of(account, start, end)[key, meter]
+            counted = lost.of(account, [(start, end)])[key, meter]
             if count > counted:
                 yield (
                     f"the reports of {account or 'anonymous'} say that {count} replies of {key} ({meter}) were lost,"

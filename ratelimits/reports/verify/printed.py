@@ -12,7 +12,6 @@ from ratelimits.models import Adjustment, DurabilityGap, GapKind, Report, Report
 from ratelimits.reports.adjusting import check_sizes, start_of, unreported
 from ratelimits.reports.build import CHUNK, Allowance, adjustment_line
 from ratelimits.reports.gaps import describe
-from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import ADJUSTMENT
 from ratelimits.reports.verify.missing import verify_missing
 
@@ -77,13 +76,8 @@ def _verify_sizes(using: str) -> Iterator[str]:
 
 
 def _is_of_period(report: Report, start: int) -> bool:
-    """Return whether a version of the report bills the period that starts at `start` (µs since 1970 UTC)."""
-    if start == report.period_start:
-        return True
-    reports = Report.objects.using(report._state.db).filter(account=report.account)
-    versions = reports.filter(period_start=report.period_start).values_list("since", flat=True)
-    # The keys of `since` are the starts of counted periods, in s.
-    return any(str(start // SECOND) in since for since in versions)
+    """Return whether the report's period contains the moment `start` (µs since 1970 UTC)."""
+    return report.period_start <= start < report.period_end
 
 
 def _verify_adjustment(report: Report, adjustment: Adjustment, unmatched: list[ReportLine]) -> Iterator[str]:

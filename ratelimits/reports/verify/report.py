@@ -11,11 +11,14 @@ from itertools import zip_longest
 from django.db.models import Q
 
 from ratelimits import signatures
+from ratelimits.algorithms.billing_periods import Period
 from ratelimits.conf import conf
 from ratelimits.models import ArchivedRange, Batch, Report, ReportLine
+from ratelimits.models.periods import timelines
 from ratelimits.reports import signing
-from ratelimits.reports.build import CHUNK, Allowance, Group, between, grouped, usage_line, with_billing_starts
+from ratelimits.reports.build import CHUNK, Allowance, Group, between, grouped, of_period, of_text, usage_line
 from ratelimits.reports.limits import Limits
+from ratelimits.reports.periods import SECOND, iso
 from ratelimits.reports.rows import ADJUSTMENT, joined_line_id, line_id
 from ratelimits.reports.statements import version_rows
 from ratelimits.reports.terms import RuleBook
@@ -66,6 +69,7 @@ class ReportVerifier:
         self._checked = Counter() if checked is None else checked
         self._rules = RuleBook(using)
         self._limits = Limits(using, self._rules)
+        self._timeline = lru_cache(maxsize=1000)(lambda account: timelines(using, [account])[account])
         self._chain_head = lru_cache(maxsize=1000)(lambda chain: signing.chain_head(dict(chain), *self._sources))
 
     def findings(self, report: Report) -> Generator[str]:
@@ -163,12 +167,19 @@ class ReportVerifier:
         self, report: Report, report_allowances: ReportAllowances, make_id: Callable[..., str] = line_id
     ) -> Iterator[str]:
         """Compute the lines of a report, and yield the differences from its stored lines."""
-        periods = sorted(report.since, key=int)
-        groups = chained.from_iterable(self._groups(report, period, report.since[period]) for period in periods)
-        with_starts = with_billing_starts(self._limits.of(groups), report_allowances.billing_starts)
+        starts = sorted(int(period) * SECOND for period in report.since)
+        unknown = [start for start in starts if start not in report_allowances.ends]
+        if unknown:
+            yield f"it has usage of the period from {iso(unknown[0])}, which has no report"
+            return
+        groups = chained.from_iterable(
+            self._groups(report, start, report_allowances.ends[start], report.since[str(start // SECOND)])
+            for start in starts
+        )
         # The number of a line is not compared, so each line gets the number 0.
         computed = (
-            usage_line(report, 0, group, self._rules, report_allowances.allowances, make_id) for group in with_starts
+            usage_line(report, 0, group, self._rules, report_allowances.allowances, make_id)
+            for group in self._limits.of(groups)
         )
         # Except for adjustments, lines of all categories are compared, even of unknown categories: each line is billed.
         lines = ReportLine.objects.using(self._using).filter(report=report).exclude(charge_category=ADJUSTMENT)
@@ -203,9 +214,10 @@ class ReportVerifier:
                 )
                 return
 
-    def _groups(self, report: Report, period: str, since: Mapping[str, int]) -> Iterator[Group]:
-        condition = Q(account=report.account, period=int(period)) & between(since, report.chain)
-        return grouped(condition, *self._sources)
+    def _groups(self, report: Report, start: int, end: int, since: Mapping[str, int]) -> Iterator[Group]:
+        period = Period(start, end, report.timezone, report.label)
+        condition = of_text(report.account, period, self._timeline(report.account)) & between(since, report.chain)
+        return of_period(grouped(condition, *self._sources), start)
 
 
 def has_readable_positions(report: Report) -> bool:

@@ -1,4 +1,4 @@
-"""Verify the starts, ends, plans, included quantities and prices of reports. Verify kept periods too.
+"""Verify the frozen billing periods, and the periods, plans, included quantities and prices of reports.
 
 The reports are compared with the history of the configuration. If raw SQL wrote a row, its history begins only when
 `ratelimits_reload` records the row. Older reports cannot be compared with this row.
@@ -7,19 +7,19 @@ The reports are compared with the history of the configuration. If raw SQL wrote
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, islice
 from typing import Any
 
-from ratelimits.algorithms.calendar import boundaries
-from ratelimits.models import Account, KeptPeriod, PeriodUsage, Plan, PlanPrice, Report, ReportLine
-from ratelimits.models.keys import key_shard
+from ratelimits.algorithms.billing_periods import month_of, periods_around
+from ratelimits.models import Account, Customer, FrozenPeriod, Name, Plan, PlanPrice, Report, ReportLine
+from ratelimits.models.customers import waiting_text
 from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.models.raw.adoption import ADOPTION_REASONS, never_recorded
 from ratelimits.reports.included import Included, IncludedBook
-from ratelimits.reports.periods import SECOND, Period, iso
+from ratelimits.reports.periods import SECOND, iso
 from ratelimits.reports.terms import AccountTerms
 from ratelimits.reports.terms.price_book import PriceBook
 
@@ -30,23 +30,21 @@ _DEFAULT_TERMS = ("UTC", "")
 
 
 def verify_terms(using: str, checked: Counter[str]) -> Iterator[str]:
-    """Yield an error for each report that contradicts its account's terms, and for each wrong kept period.
+    """Yield an error for each report that contradicts its account's terms, and for each wrong billing period.
 
     Terms are the account's plan, its time zone and its anchor day (on which its billing months start). The start, the
-    end, the plan, the included quantities and the prices of a report are compared. `checked` counts the reports whose
-    terms are in the history.
+    end, the plan, the included quantities and the prices of a report are compared. `checked` counts the periods.
     """
     book = PriceBook(using)
     first = Report.objects.using(using).filter(version=1).order_by("period_start", "period_end", "account")
     by_period = groupby(first.iterator(_CHUNK), key=lambda report: (report.period_start, report.period_end))
     for (start, end), group in by_period:
         while reports := list(islice(group, _CHUNK)):
-            months = _months(using, {report.account for report in reports})
-            yield from _verify_bounds(reports, months, checked)
+            yield from _verify_reports(using, reports)
             terms = AccountTerms(using, {report.account for report in reports})
             yield from _verify_included(using, reports, terms, start, end)
             yield from _verify_prices(using, reports, IncludedBook(terms), start, end, book)
-    yield from _verify_kept(using)
+    yield from _verify_periods(using, checked)
 
 
 @dataclass(slots=True)
@@ -118,32 +116,25 @@ def _related(using: str, names: Collection[str]) -> dict[str, frozenset[str]]:
 def _starts(timezone: str, anchor: str, at: int) -> bool:
     """Return whether a billing month with this time zone and anchor day starts at the moment `at` (µs)."""
     try:
-        _previous, start, _next, _after_next = boundaries("month", timezone, anchor or None, at)
-        return start == at
+        return periods_around(timezone, anchor or None, (), at)[1] == at
     except (ValueError, OverflowError):
         return False
 
 
-def _verify_bounds(reports: list[Report], months: Mapping[str, _Months], checked: Counter[str]) -> Iterator[str]:
+def _verify_reports(using: str, reports: list[Report]) -> Iterator[str]:
+    """Compare the reports with the frozen periods."""
+    rows = FrozenPeriod.objects.using(using).filter(customer__token__in={report.customer_id for report in reports})
+    frozen = {(row.customer.token, row.start): row for row in rows.select_related("customer")}
     for report in reports:
-        label = _label(report)
-        if report.label != label:
-            yield f"report {report} belongs to the month {report.label}, but its last moment is in {label}"
-        account_months = months[report.account]
-        if report.period_start < account_months.since:
-            continue
-        checked["bounds of reports"] += 1
-        for what, at in (("starts", report.period_start), ("ends", report.period_end)):
-            if not account_months.can_start(at):
-                yield f"report {report} {what} at {_when(at)}, but no billing month of its account starts then"
-
-
-def _label(report: Report) -> str:
-    """Return the month to which a report's period belongs; a text about the end if it is outside the calendar."""
-    try:
-        return Period(report.period_start, report.period_end, report.timezone).label
-    except OverflowError:
-        return f"{report.period_end} µs"
+        row = frozen.get((report.customer_id, report.period_start))
+        if row is None:
+            yield f"report {report} is about a period from {_when(report.period_start)}, which is not frozen"
+        elif (row.end, row.timezone, row.label) != (report.period_end, report.timezone, report.label):
+            yield (
+                f"report {report} ends at {_when(report.period_end)} and belongs to the month {report.label} in"
+                f" {report.timezone}, but the row of its billing period says {_when(row.end)}, {row.label} and"
+                f" {row.timezone}"
+            )
 
 
 def _verify_included(using: str, reports: list[Report], terms: AccountTerms, start: int, end: int) -> Iterator[str]:
@@ -237,26 +228,56 @@ def _described(plan: str, included: Any) -> str:
     return f"{included} of {plan!r}" if plan or included else "nothing"
 
 
-def _verify_kept(using: str) -> Iterator[str]:
-    """Yield an error for each kept billing period that has no usage or a wrong shard.
+def _verify_periods(using: str, checked: Counter[str]) -> Iterator[str]:
+    """Yield an error for each frozen period that no terms give, that overlaps another, or whose month is wrong."""
+    rows = FrozenPeriod.objects.using(using).order_by("customer", "start").iterator(_CHUNK)
+    by_customer = ((pk, list(group)) for pk, group in groupby(rows, key=lambda row: row.customer_id))
+    while customers := list(islice(by_customer, _CHUNK)):
+        texts = _texts_of(using, [pk for pk, _periods in customers])
+        months = _months(using, {text for names in texts.values() for text in names})
+        for pk, periods in customers:
+            checked["billing periods"] += len(periods)
+            yield from _verify_timeline(texts[pk][0], periods, _joined([months[text] for text in texts[pk]]))
 
-    If an account's terms change, its present billing period is kept, but only if it has usage. The shard is
-    that of `key_shard`, by which rows are read. It is not the shard in which usage is counted.
-    """
-    for row in KeptPeriod.objects.using(using).order_by("account").iterator(_CHUNK):
-        names = _related(using, {row.account})[row.account]
-        usage = PeriodUsage.objects.using(using).filter(account__in=names, period=row.start // SECOND)
-        ends = set(usage.values_list("period_end", flat=True).distinct())
-        # Counted periods start and end at whole seconds.
-        in_whole_seconds = row.start % SECOND == row.end % SECOND == 0
-        # None: an old version of the app wrote the total, without the end of its period.
-        has_usage = in_whole_seconds and ends & {None, row.end // SECOND}
-        name = f"the kept billing period of {row.account}, {_when(row.start)} to {_when(row.end)},"
-        if not has_usage:
-            yield f"{name} has no usage: only a period with usage is kept when an account's terms change"
-        shard = key_shard(f"account:{row.account}")
-        if row.shard != shard:
-            yield f"{name} is in shard {row.shard} of the configuration, but this account is in shard {shard}"
+
+def _texts_of(using: str, customers: Collection[int]) -> dict[int, list[str]]:
+    """Return all texts that a customer's terms can have been written under: its names, the newest first."""
+    texts: dict[int, list[str]] = {}
+    names = Name.objects.using(using).filter(customer__in=customers).order_by("-since", "identifier")
+    for pk, text in names.values_list("customer", "identifier"):
+        texts.setdefault(pk, []).append(text)
+    for customer in Customer.objects.using(using).filter(pk__in=customers).defer("salt"):
+        assert customer.pk is not None
+        texts.setdefault(customer.pk, []).append(waiting_text(customer))
+    return texts
+
+
+def _joined(months: Collection[_Months]) -> _Months:
+    """Return the billing months that are possible with the terms of any of these months."""
+    return _Months({terms for one in months for terms in one.terms}, max(one.since for one in months))
+
+
+def _verify_timeline(account: str, periods: list[FrozenPeriod], months: _Months) -> Iterator[str]:
+    """Verify the frozen periods of one account."""
+    end_before = 0
+    for period in periods:
+        name = f"the billing period of {account or 'anonymous'} from {_when(period.start)} to {_when(period.end)}"
+        if not end_before <= period.start < period.end:
+            yield f"{name} overlaps the period before it, or ends before its start"
+        for what, at in (("starts", period.start), ("ends", period.end)):
+            if at >= months.since and not months.can_start(at):
+                yield f"{name} {what} when no billing month of its account starts"
+        if period.label != (label := _label(period)):
+            yield f"{name} belongs to the month {period.label}, but its last moment is in {label}"
+        end_before = period.end
+
+
+def _label(period: FrozenPeriod) -> str:
+    """Return the month of a period's last moment; a text about the end if it is outside the calendar."""
+    try:
+        return month_of(period.end - 1, period.timezone)
+    except OverflowError:
+        return f"{period.end} µs"
 
 
 def _when(at: int) -> str:

@@ -2,9 +2,9 @@
 
 A report ends at a position of a shard's chain if it contains the usage of batches up to this position.
 
-A total has the usage of an account in a counted period, for one meter, rule and shard. A *counted period* is a period
-under which Redis counted usage. Counted periods that overlap form one billing period. A batch is *tallied* when its
-lines were added to the totals. The *covered* position of a total is the position up to which reports contain its usage.
+A total has the usage of an account in a billing period, for one meter, rule, shard and customer. A batch is *tallied*
+when its lines were added to the totals. The *covered* position of a total is the position up to which reports contain
+its usage.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from itertools import groupby
 from typing import Any
 
 from django.db import connections, transaction
-from django.db.models import Count, Max
+from django.db.models import Count, F, Max
 
-from ratelimits.models import ArchivedRange, ChainMark, Line, PeriodUsage, Report, ShardState
-from ratelimits.models.kept import period_ends
+from ratelimits.algorithms.billing_periods import Period, Timeline
+from ratelimits.models import ArchivedRange, ChainMark, FrozenPeriod, Line, Name, PeriodUsage, Report, ShardState
+from ratelimits.models.customers import DatedName, customer_at
 from ratelimits.models.ledger.sums import MAX_TOTAL, ExactSum
+from ratelimits.models.periods import COLUMNS
 from ratelimits.reports.build import CHUNK, SUMS, between, in_order
-from ratelimits.reports.periods import MAX_LENGTH, SECOND, iso
+from ratelimits.reports.periods import SECOND, iso
 from ratelimits.reports.verify.report import has_readable_positions
 
-#: The columns that say what a total is about.
-_SUBJECT = ("account", "period", "meter", "rule")
+#: The columns of lines that say to which total a line belongs.
+_SUBJECT = ("account", "bin", "meter", "rule")
 #: The columns of which a total has the sums. `shadow_requests` is a newer column: in older totals it is None.
 _SUMMED = (*SUMS, "shadow_requests")
 #: Maximum number of times that an account is read again. An account that changes while it is read can seem wrong.
@@ -55,7 +57,7 @@ def verify_totals(using: str, *sources: str, checked: Counter[str] | None = None
 
 def _confirmed(using: str, sources: tuple[str, ...], account: _Account) -> list[str]:
     """Return the errors of an account. Read the account again until nothing changes it during the reading."""
-    filters = {"account": account.name, "period__in": account.periods()}
+    filters = {"account": account.name}
     for _try in range(_TRIES):
         with _at_one_moment(using):
             before = _state(using, account.name)
@@ -84,39 +86,52 @@ def _at_one_moment(using: str) -> Iterator[None]:
 
 
 def _state(using: str, account: str) -> tuple[Any, ...]:
-    """Return values that change whenever the account's totals, its reports or its ledger lines change."""
+    """Return values that change whenever the account's names, its totals, its reports or its ledger lines change."""
     return (
         list(ShardState.objects.using(using).order_by("shard").values_list("shard", "tallied")),
+        list(Name.objects.using(using).filter(identifier=account).order_by("since").values_list("since", "customer")),
         Report.objects.using(using).filter(account=account).aggregate(Count("pk"), Max("pk")),
         ArchivedRange.objects.using(using).aggregate(Count("pk"), Max("pk")),
     )
 
 
 def _accounts(using: str, sources: tuple[str, ...], filters: dict[str, Any]) -> Iterator[_Account]:
-    """Yield each account that has usage or a report. `filters` selects accounts, and periods of their usage."""
-    by_account = {name: value for name, value in filters.items() if name == "account"}
+    """Yield each account that has usage or a report. `filters` selects accounts."""
     states = {str(state.shard): state.tallied for state in ShardState.objects.using(using)}
     archived = set(ArchivedRange.objects.using(using).order_by().values_list("shard", flat=True))
     sums = [_sums(source, states, filters) for source in sources]
+    names = Name.objects.using(using).order_by(*in_order(using, "identifier"), "since")
+    if filters:
+        names = names.filter(identifier=filters["account"])
     usage = PeriodUsage.objects.using(using).filter(**filters).order_by(*in_order(using, "account"))
-    reports = Report.objects.using(using).filter(**by_account).order_by(*in_order(using, "account"), "pk")
+    reports = Report.objects.using(using).filter(**filters).order_by(*in_order(using, "account"), "pk")
+    periods = FrozenPeriod.objects.using(using).annotate(account=F("customer__names__identifier"))
+    frozen = periods.filter(**filters, account__isnull=False).order_by(*in_order(using, "account"))
     # Each item has an account, a number and a row. The number says which method of `_Account` gets the row.
     streams: Iterator[tuple[str, int, Any]] = heapq.merge(
-        *(((row["account"], 0, row) for row in source_sums) for source_sums in sums),
-        ((row.account, 1, row) for row in usage.iterator(CHUNK)),
-        ((row.account, 2, row) for row in reports.iterator(CHUNK)),
+        ((row.identifier, 0, row) for row in names.iterator(CHUNK)),
+        ((row[0], 1, row[1:]) for row in frozen.values_list("account", "customer", *COLUMNS).iterator(CHUNK)),
+        *(((row["account"], 2, row) for row in source_sums) for source_sums in sums),
+        ((row.account, 3, row) for row in usage.iterator(CHUNK)),
+        ((row.account, 4, row) for row in reports.iterator(CHUNK)),
         key=lambda keyed: keyed[:2],
     )
     for name, rows in groupby(streams, key=lambda keyed: keyed[0]):
         account = _Account(using, name, states, archived if len(sources) == 1 else set())
-        methods: tuple[Callable[[Any], None], ...] = (account.add_lines, account.add_usage, account.add_report)
+        methods: tuple[Callable[[Any], None], ...] = (
+            account.add_name,
+            account.add_period,
+            account.add_lines,
+            account.add_usage,
+            account.add_report,
+        )
         for _name, number, row in rows:
             methods[number](row)
         yield account
 
 
 def _sums(using: str, states: dict[str, int], filters: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the sums of the tallied ledger lines for each account, counted period, meter, rule and shard.
+    """Yield the sums of the tallied ledger lines for each account, bin, meter, rule and shard.
 
     `newest` is the newest position of these lines.
     """
@@ -139,31 +154,58 @@ class _Account:
 
     def __init__(self, using: str, name: str, tallied: dict[str, int], archived: set[int]) -> None:
         self._using, self.name = using, name
+        #: The customers that the account's text names, oldest first.
+        self._names: list[DatedName] = []
+        #: Where the next of these names must begin (s since 1970 UTC); None if no name must follow.
+        self._next_name: int | None = 0
+        self._names_follow = True
         self.usage: dict[tuple[Any, ...], PeriodUsage] = {}
         self._tallied, self._archived = tallied, archived
         #: For each total: the sums of its ledger lines, and the newest position with such lines.
         self._lines: dict[tuple[Any, ...], tuple[list[int], int]] = {}
-        #: By counted period (its start in s) and shard: the position up to which the newest report contains the usage.
+        #: The frozen periods of each customer. (Their terms are not those of the customers: they are not used.)
+        self._periods: dict[int, Timeline] = {}
+        #: An error for the first bin with usage that no frozen period contains.
+        self._outside: list[str] = []
+        #: By billing period (its start in s) and shard: the position up to which the newest report contains the usage.
         self._covered: dict[tuple[int, int], int] = {}
-        #: By counted period (its start in s, as text) and shard: the position at which the last added report ends. The
+        #: By billing period (its start in s, as text) and shard: the position at which the last added report ends. The
         #: next report must begin there.
         self._chains: dict[str, dict[str, int]] = {}
         #: An error for each report that does not begin where the report before it ends.
         self._discontinuities: list[str] = []
-        #: For each billing period, by its start: its end on its report, and the starts of the report's counted periods.
-        #: All of these moments are in seconds since 1970 UTC.
-        self._ends: dict[int, tuple[int, set[int]]] = {}
+
+    def add_period(self, columns: tuple[Any, ...]) -> None:
+        """Add a frozen period, from its customer and its columns."""
+        customer, period = columns[0], Period(*columns[1:])
+        timeline = self._periods.setdefault(customer, Timeline())
+        if not timeline.is_frozen(period):  # The text has perhaps named the customer several times.
+            timeline.freeze(period)
+
+    def add_name(self, row: Name) -> None:
+        """Add a name of a customer. Names must be added before lines, the oldest first."""
+        self._names_follow &= row.since == self._next_name
+        self._names.append(DatedName(row.since, row.customer_id))
+        self._next_name = row.until
 
     def add_lines(self, row: dict[str, Any]) -> None:
         """Add the sums of some ledger lines (see `_sums`)."""
-        key = (row["period"], row["meter"], row["rule"], row["batch__shard"])
+        customer = customer_at(self._names, row["bin"]) or 0
+        period = self._periods[customer].frozen_at(row["bin"] * SECOND) if customer in self._periods else None
+        if period is None:
+            payer = self.name or "anonymous"
+            self._outside = self._outside or [
+                f"the ledger has usage of {payer} at {_when(row['bin'])}, which no row of the billing periods contains"
+            ]
+            return
+        key = (period.start // SECOND, row["meter"], row["rule"], row["batch__shard"], customer)
         sums, newest = self._lines.get(key, ([0] * len(_SUMMED), 0))
         added = [count + row[name] for count, name in zip(sums, _SUMMED, strict=True)]
         self._lines[key] = added, max(newest, row["newest"])
 
     def add_usage(self, row: PeriodUsage) -> None:
         """Add a total."""
-        self.usage[row.period, row.meter, row.rule, row.shard] = row
+        self.usage[row.period, row.meter, row.rule, row.shard, row.customer_id] = row
 
     def add_report(self, report: Report) -> None:
         """Add a report. Reports must be added in the order in which they were finalised."""
@@ -178,64 +220,46 @@ class _Account:
             self._chains[period] = report.chain
             for shard, position in report.chain.items():
                 self._covered[int(period), int(shard)] = position
-        if report.version == 1:
-            start, end = report.period_start // SECOND, report.period_end // SECOND
-            self._ends[start] = end, {start, *map(int, report.since)}
-
-    def periods(self) -> set[int]:
-        """Return the starts (s since 1970 UTC) of the counted periods with lines or totals."""
-        return {period for period, _meter, _rule, _shard in self._lines.keys() | self.usage.keys()}
 
     def findings(self) -> list[str]:
         """Return a sentence for each error."""
         keys = sorted(self._lines.keys() | self.usage.keys())
         compared = (finding for key in keys for finding in self._compared(*key))
-        return [*self._discontinuities, *compared, *self._different_ends(), *self._impossible_ends()]
+        return [
+            *self._unclear_names(),
+            *self._discontinuities,
+            *self._outside,
+            *compared,
+            *self._different_ends(),
+        ]
 
-    def _impossible_ends(self) -> Iterator[str]:
-        """Yield an error for each total with an impossible end. Its period would be closed too late, or never."""
-        for row in self.usage.values():
-            end = row.period_end
-            if end is not None and not row.period < end <= row.period + MAX_LENGTH // SECOND:
-                yield (
-                    f"the total of {self.name or 'anonymous'} ({row.meter}) from {_when(row.period)} says that the"
-                    f" period ends at {_when(end)}: no billing period has this length"
-                )
+    def _unclear_names(self) -> Iterator[str]:
+        """Yield an error if the names do not follow each other, from 0 on, up to one without an end."""
+        if self._names and not (self._names_follow and self._next_name is None):
+            text = self.name or "anonymous"
+            yield f"the names of {text} do not follow each other: nobody knows who has some of its usage"
 
     def _different_ends(self) -> Iterator[str]:
-        """Yield an error for each report whose end differs from the end of its totals.
+        """Yield an error for each total whose period is not frozen, or ends at another moment."""
+        ends = {
+            (customer, period.start // SECOND): period.end // SECOND
+            for customer, timeline in self._periods.items()
+            for period in timeline.frozen
+        }
+        for row in self.usage.values():
+            if ends.get((row.customer_id, row.period)) != row.period_end:
+                yield (
+                    f"the total of {self.name or 'anonymous'} ({row.meter}) is about the billing period from"
+                    f" {_when(row.period)} to {_when(row.period_end)}, which is not in the table of billing periods"
+                )
 
-        Totals from old versions of the app have no end.
-        """
-        for period, (end, billed) in self._ends.items():
-            totals = [(row, row.period_end) for row in self.usage.values() if row.period in billed]
-            ends = {total_end for _row, total_end in totals if total_end is not None}
-            # Counted periods that overlap are one billing period. Its end is the end of one of them.
-            if len(billed) > 1 and end in ends:
-                continue
-            for row, total_end in totals:
-                if total_end is None or total_end == end:
-                    continue
-                # It is no error if usage arrived after the report, and the account's terms had changed by then. The
-                # total then has the end that the newer terms give.
-                if total_end not in self._ends_by_terms(row.period):
-                    yield (
-                        f"the total of {self.name or 'anonymous'} ({row.meter}) from {_when(row.period)} says that the"
-                        f" period ends at {_when(total_end)}, but its report from {_when(period)} says {_when(end)}"
-                    )
-
-    def _ends_by_terms(self, period: int) -> set[int | None]:
-        """Return the ends (s since 1970 UTC) that the terms at a period's start and at its last usage give."""
-        key = self.name, period
-        lines = Line.objects.using(self._using).filter(account=self.name, period=period)
-        last = lines.aggregate(last=Max("bin"))["last"] or period
-        return {period_ends(self._using, {key: used}).get(key) for used in (period, last)}
-
-    def _compared(self, period: int, meter: str, rule: int, shard: int) -> Iterator[str]:
+    def _compared(self, period: int, meter: str, rule: int, shard: int, customer: int) -> Iterator[str]:
         """Yield the errors of one total: compare it with the ledger's lines and with the reports."""
-        sums, newest = self._lines.get((period, meter, rule, shard), ([0] * len(_SUMMED), 0))
-        total = self.usage.get((period, meter, rule, shard))
+        sums, newest = self._lines.get((period, meter, rule, shard, customer), ([0] * len(_SUMMED), 0))
+        total = self.usage.get((period, meter, rule, shard, customer))
         payer = self.name or "anonymous"
+        if len({names[-1] for names in self._lines.keys() | self.usage.keys()}) > 1:
+            payer += f", customer {customer}"
         name = f"the total of {payer} ({meter}, rule {rule}) from {_when(period)} in shard {shard:02d}"
         if total is None:
             yield f"{name} is missing: the ledger has {dict(zip(_SUMMED, sums, strict=True))}"

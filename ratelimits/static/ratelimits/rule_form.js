@@ -1,5 +1,5 @@
-// The rule form: show only the fields of the chosen algorithm. While the user types, update the chart and the
-// sentence that describes the rule.
+// The rule form: show only the fields of the chosen algorithm and calendar unit. While the user types, update the chart
+// and the sentence that describes the rule.
 "use strict";
 {
   const start = () => {
@@ -7,6 +7,7 @@
     if (!select) return;
     const byAlgorithm = JSON.parse(select.dataset.ratelimitsFields);
     const explanations = JSON.parse(select.dataset.ratelimitsExplanations);
+    const unit = document.querySelector("[data-ratelimits-hides]");
     const allFields = new Set(Object.values(byAlgorithm).flat());
     const preview = document.querySelector("[data-ratelimits-preview]");
     const trial = document.querySelector("[data-ratelimits-trial]");
@@ -20,6 +21,8 @@
 
     const showFields = () => {
       const fields = new Set(byAlgorithm[select.value] || []);
+      const hidden = unit ? JSON.parse(unit.dataset.ratelimitsHides)[unit.value] || [] : [];
+      for (const name of hidden) fields.delete(name);
       const fieldsets = new Set();
       for (const name of allFields) {
         const row = document.querySelector(`.form-row.field-${name}`);
@@ -70,6 +73,7 @@
     }
 
     select.addEventListener("change", showFields);
+    if (unit) unit.addEventListener("change", showFields);
     select.form.addEventListener("input", updateSoon);
     select.form.addEventListener("change", updateSoon);
     showFields();

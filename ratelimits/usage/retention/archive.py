@@ -33,13 +33,15 @@ from ratelimits.usage.apply import write_lines
 from ratelimits.usage.packet import canonical
 
 #: The first line of each file, with the version of the file format.
-_HEADER = "ratelimits archive 1"
+_HEADER = "ratelimits archive 2"
 #: The end of each file's name.
 SUFFIX = ".ratelimits.gz"
 #: The columns of a batch that a file contains.
 _FIELDS = [field.attname for field in Batch._meta.concrete_fields if field.attname != "id"]
 #: How many lines are read from the database at once.
 _LINES_PER_READ = 2000
+#: How many accounts one query names.
+_ACCOUNTS_PER_QUERY = 1000
 #: Time of day in UTC (s) at which a new date begins in the easternmost time zone.
 _DATE_START = 10 * 3600
 #: Maximum length of a line in a file, in bytes. The row of a batch that was joined from many batches is the longest.
@@ -61,29 +63,29 @@ class PruneResult:
 
 
 def prune(using: str, before: int, directory: Path, progress: Progress | None = None) -> Iterator[PruneResult]:
-    """Move the oldest batches of each shard to a file: all batches before the first batch that has newer usage.
+    """Move the oldest batches of each shard to a file: all batches before the first batch with usage that must stay.
 
-    Newer usage has a period that starts at `before` (s since 1970 UTC) or later. Batches that are not tallied yet stay
-    in the ledger.
+    Usage from the moment `before` (s since 1970 UTC) on must stay, and usage of a billing period that is not on a
+    report. Batches that are not tallied yet stay in the ledger too.
 
     Also delete the process totals of days from which the ledger has no line any more. These totals are not needed any
     more: they were compared with the ledger when the reports were finalised. `progress` shows how many shards are
-    done. Raise ArchiveError if usage of an older period is not in a finalised report. If a call was interrupted at any
-    point, call again.
+    done. Raise ArchiveError if usage of a period that ended before `before` is not in a finalised report. If a call was
+    interrupted at any point, call again.
     """
-    _require_finalised(PeriodUsage.objects.using(using).filter(period__lt=before))
+    ended = PeriodUsage.objects.using(using).filter(period_end__lte=before)
+    _require_finalised(ended)
     directory.mkdir(parents=True, exist_ok=True)
     shards = list(ShardState.objects.using(using).order_by("shard").values_list("shard", flat=True))
     for shard in (progress or Progress()).counted("shards", shards, len(shards)):
-        newer_lines = Line.objects.using(using).filter(period__gte=before, batch__shard=shard)
-        first_newer = newer_lines.aggregate(first=Min("batch__first_position"))["first"]
         batches = Batch.objects.using(using).filter(shard=shard).order_by("position")
         tallied = ShardState.objects.using(using).get(shard=shard).tallied
         old = batches.filter(position__lte=tallied)
-        if first_newer is not None:
-            old = old.filter(position__lt=first_newer)
         # Check again: perhaps late usage was tallied while earlier shards were written.
-        _require_finalised(PeriodUsage.objects.using(using).filter(period__lt=before, shard=shard))
+        _require_finalised(ended.filter(shard=shard))
+        first_to_stay = _first_to_stay(using, shard, before)
+        if first_to_stay is not None:
+            old = old.filter(position__lt=first_to_stay)
         if old.exists():
             yield _prune_shard(using, shard, list(old), directory)
     oldest_bin = Line.objects.using(using).filter(bin__lt=before).aggregate(first=Min("bin"))["first"]
@@ -91,12 +93,35 @@ def prune(using: str, before: int, directory: Path, progress: Progress | None = 
     ProcessTotal.objects.using(using).filter(kind="admitted", bin__lt=totals_end)._raw_delete(using)
 
 
-def _require_finalised(usage: QuerySet[PeriodUsage]) -> None:
-    """Raise ArchiveError if some usage is not in a finalised report.
+def _first_to_stay(using: str, shard: int, before: int) -> int | None:
+    """Return the position of the first batch of a shard with usage that must stay; None if there is none."""
+    lines = Line.objects.using(using).filter(batch__shard=shard)
+    accounts: dict[tuple[int, int], set[str]] = {}
+    usage = _not_finalised(PeriodUsage.objects.using(using).filter(shard=shard, period__lt=before))
+    for start, end, account in usage.order_by().values_list("period", "period_end", "account").distinct():
+        accounts.setdefault((start, end), set()).add(account)
+    conditions = [Q(bin__gte=before)]
+    for (start, end), names in accounts.items():
+        in_order = sorted(names)
+        conditions += [
+            Q(bin__gte=start, bin__lt=end, account__in=in_order[first : first + _ACCOUNTS_PER_QUERY])
+            for first in range(0, len(in_order), _ACCOUNTS_PER_QUERY)
+        ]
+    firsts = (lines.filter(one).aggregate(first=Min("batch__first_position"))["first"] for one in conditions)
+    return min((first for first in firsts if first is not None), default=None)
+
+
+def _not_finalised(usage: QuerySet[PeriodUsage]) -> QuerySet[PeriodUsage]:
+    """Return the usage that is not in a finalised report.
 
     `position` is the position of the last batch with this usage. Reports cover the usage up to position `covered`.
     """
-    still_open = usage.filter(Q(covered=None) | Q(position__gt=F("covered"))).order_by("period").first()
+    return usage.filter(Q(covered=None) | Q(position__gt=F("covered")))
+
+
+def _require_finalised(usage: QuerySet[PeriodUsage]) -> None:
+    """Raise ArchiveError if some usage is not in a finalised report."""
+    still_open = _not_finalised(usage).order_by("period").first()
     if still_open is not None:
         raise ArchiveError(f"the usage {still_open} is not in a finalised report yet: finalise it first")
 

@@ -14,7 +14,8 @@ from django.utils.translation import override
 
 from ratelimits.models import DurabilityGap, GapKind
 from ratelimits.reports.gaps import Gaps, describe, in_words
-from ratelimits.status.facts import Level, facts
+from ratelimits.status.fact import Level
+from ratelimits.status.facts import facts
 from ratelimits.usage.gaps import declare
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -31,7 +31,7 @@ def use(key: str, units: int, *, ago: int = 0, account: str = "", meter: str = "
         f"{kind}_{of}": 0 for kind in ("admitted", "denied", "refunded", "shadow") for of in ("requests", "units")
     }
     counts["admitted_units"] = units
-    given: dict[str, Any] = {**counts, "rule": 0, "version": 0, "period": 0, "checksum": 0, "batch_id": 1}
+    given: dict[str, Any] = {**counts, "rule": 0, "version": 0, "checksum": 0, "batch_id": 1}
     return Line(id=next(_ids), key=key, account=account, meter=meter, bin=NOW - ago, **given)
 
 

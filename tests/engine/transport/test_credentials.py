@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from ratelimits.engine.transport.ages import LIFETIME
+from ratelimits.engine.transport.ages import LIFETIME_OF_CREDENTIALS
 from ratelimits.engine.transport.connection import NotSent
 from ratelimits.engine.transport.credentials import follow
 from ratelimits.engine.transport.wire import Wire
@@ -120,7 +120,7 @@ def test_a_wrong_password_is_no_reason_to_ask_without_end(wire: Wire, users: Use
 
 
 def test_connections_are_not_replaced_at_each_call(wire: Wire) -> None:
-    assert wire._pool.ages.lifetime == LIFETIME
+    assert wire._pool.ages.lifetime == LIFETIME_OF_CREDENTIALS
     assert wire.call(WHO, b"") == wire.call(WHO, b"")
 
 

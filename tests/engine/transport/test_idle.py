@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
 from collections.abc import Callable
@@ -15,67 +14,18 @@ import redis
 
 from ratelimits.embedded import EmbeddedServer as RunningServer
 from ratelimits.engine.transport import ages
-from ratelimits.engine.transport.ages import IDLE, OLDEST
+from ratelimits.engine.transport.ages import IDLE, JUST_NOW, OLDEST
 from ratelimits.engine.transport.connection import NotSent, Unanswered
 from ratelimits.engine.transport.wire import Wire
+from tests.support.engine.askers import INCREASE, POOLS, Asker
 from tests.support.engine.proxy import Proxy
-from tests.support.engine.saying import COUNT, WHO, let_be_idle, say, script_call
+from tests.support.engine.saying import COUNT, PATIENT, WHO, let_be_idle, say, script_call
 from tests.support.engine.tls import TlsServer
 from tests.support.eventually import until
 from tests.support.snippets import snippet
 
 #: Seconds to wait for an answer that never comes.
 SOON = 0.05
-INCREASE = say(b"INCR", b"counter")
-#: Options of the cache alias with which each kind of pool is used.
-POOLS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "a pool of its own": {"CONNECTION_POOL_CLASS": "tests.engine.transport.test_wire.Pool"},
-    "a parser of its own": {"PARSER_CLASS": "tests.engine.transport.test_idle.Parser"},
-}
-
-
-class Parser(redis.connection.DefaultParser):  # type: ignore[misc, valid-type]
-    """A parser of an unknown class."""
-
-
-class Asker:
-    """Ask by a wire: by the sync functions, or by the async ones in one event loop."""
-
-    def __init__(self, wire: Wire, is_async: bool) -> None:
-        self.wire = wire
-        self._runner = asyncio.Runner() if is_async else None
-
-    def __call__(self, command: Any = INCREASE) -> Any:
-        if self._runner is None:
-            return self.wire.call(command, b"")
-        return self._runner.run(self.wire.acall(command, b""))
-
-    def __enter__(self) -> Asker:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._runner is not None:
-            self._runner.close()
-
-
-@pytest.fixture(params=[*((name, False) for name in POOLS), ("plain", True)], ids=lambda one: f"{one[0]}-{one[1]}")
-def kind(request: pytest.FixtureRequest) -> tuple[str, bool]:
-    """Return the kind of pool, and whether the async functions ask."""
-    made: tuple[str, bool] = request.param
-    return made
-
-
-@pytest.fixture
-def asking(opened: Callable[..., Wire], kind: tuple[str, bool]) -> Callable[..., Asker]:
-    """Return a function that opens a wire to a URL with options of its pool, and returns its asker."""
-    name, is_async = kind
-
-    def open_asker(url: str, timeout: float = 10.0, **pool_kwargs: Any) -> Asker:
-        options = {**POOLS[name], "CONNECTION_POOL_KWARGS": pool_kwargs}
-        return Asker(opened(url, timeout, **options), is_async)
-
-    return open_asker
 
 
 class TestDroppedWithoutAWord:
@@ -205,9 +155,25 @@ class TestClosedByTheServer:
             first = ask(WHO)
             assert ask() == 1
             redis_client.client_kill_filter(_id=first)
+            let_be_idle(ask.wire, 2 * JUST_NOW)
             # The event loop has not noticed the end yet: it did not run meanwhile.
             assert ask() == 2
             assert ask(WHO) > first
+
+    @pytest.mark.parametrize("kind", [("plain", False), ("a parser of its own", False), ("plain", True)])
+    def test_nobody_looks_at_a_connection_that_was_used_just_now(
+        self, asking: Callable[..., Asker], redis_url: str, redis_client: redis.Redis
+    ) -> None:
+        """The look takes too long. So an end that comes at once is as one that comes after the command was sent."""
+        with asking(redis_url) as ask:
+            first = ask(WHO)
+            assert ask() == 1
+            redis_client.client_kill_filter(_id=first)
+            let_be_idle(ask.wire, -PATIENT)  # the last command has just ended, however long the machine takes
+            with pytest.raises(Unanswered):
+                ask()
+            assert redis_client.get("counter") == b"1", "not sent again"
+            assert ask() == 2
 
     def test_a_script_that_is_missing_on_the_other_connection_is_loaded(
         self, asking: Callable[..., Asker], redis_url: str, redis_client: redis.Redis
@@ -217,6 +183,7 @@ class TestClosedByTheServer:
             assert ask(command) == 1
             redis_client.client_kill_filter(_id=ask(WHO))
             redis_client.script_flush()
+            let_be_idle(ask.wire, 2 * JUST_NOW)
             assert ask(command) == 2
 
     def test_one_that_arrived_is_not_sent_again(
@@ -282,6 +249,7 @@ class TestDrained:
             for number in (1, 2, 3):
                 assert ask() == number
                 proxy.drain()
+                let_be_idle(ask.wire, 2 * JUST_NOW)
             assert (redis_client.get("counter"), proxy.count(b"INCR"), proxy.connections) == (b"3", 3, 3)
 
     @pytest.mark.parametrize("name", ["plain", "a parser of its own"])
@@ -319,6 +287,7 @@ class TestTls:
                 assert (ask(), pings(admin)) == (3, before + 1)
                 admin.client_kill_filter(_type="normal", skipme=True)
                 until(lambda: proxy.open == 0, "the proxy has closed its end too")
+                let_be_idle(ask.wire, 2 * JUST_NOW)
                 assert ask() == 4, "closed by the server"
                 proxy.cut.set()
                 with pytest.raises(Unanswered):

@@ -21,7 +21,8 @@ from ratelimits.engine.transport.probing import prober
 from ratelimits.identity import Identity
 from ratelimits.quota import checking
 from ratelimits.quota.answers.answer import Answer
-from ratelimits.status.facts import Level, facts
+from ratelimits.status.fact import Level
+from ratelimits.status.facts import facts
 from tests.support.entry_points import away
 from tests.support.eventually import until
 from tests.support.rows import rule

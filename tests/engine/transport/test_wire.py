@@ -17,7 +17,7 @@ import pytest
 import redis
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 
 from ratelimits.embedded import EmbeddedServer as RunningServer
 from ratelimits.embedded import free_port
@@ -31,7 +31,7 @@ from ratelimits.engine.transport.link import IN_FLIGHT
 from ratelimits.engine.transport.run import read_run
 from ratelimits.engine.transport.wire import Wire
 from tests.support.engine.proxy import Proxy
-from tests.support.engine.saying import COUNT, TIMEOUT, WHO, Said, let_be_idle, say, script_call
+from tests.support.engine.saying import COUNT, PATIENT, TIMEOUT, WHO, Said, let_be_idle, say, script_call
 from tests.support.eventually import until
 from tests.support.garbage import collect_garbage
 from tests.support.servers import TestServers, server_binary
@@ -253,6 +253,40 @@ class TestLoss:
             client.replicaof("NO", "ONE")
         assert wire.call(WHO, b"") > before
         assert wire.call(command, b"") == 1
+
+    def test_a_replica_that_hears_nothing_of_its_primary_did_nothing_and_is_connected_to_anew(
+        self, opened: Callable[..., Wire], own_server: RunningServer
+    ) -> None:
+        """It answers MASTERDOWN before it reads what a script would write."""
+        wire, command = opened(own_server.url), script_call(COUNT, b"1", b"counter")
+        before = wire.call(WHO, b"")
+        with redis.Redis.from_url(own_server.url) as client, asyncio.Runner() as runner:
+            assert runner.run(wire.acall(command, b"")) == 1
+            client.config_set("replica-serve-stale-data", "no")
+            client.replicaof("127.0.0.1", free_port())
+            with pytest.raises(NotSent, match="MASTER"):
+                wire.call(command, b"")
+            with pytest.raises(NotSent, match="MASTER"):
+                runner.run(wire.acall(command, b""))
+            client.replicaof("NO", "ONE")
+            assert wire.call(WHO, b"") > before
+            assert runner.run(wire.acall(WHO, b"")) > before
+        assert wire.call(command, b"") == 2
+
+    def test_a_connection_of_seal_and_drain_whose_server_refused_a_write_is_replaced(
+        self, opened: Callable[..., Wire], own_server: RunningServer
+    ) -> None:
+        wire = opened(own_server.url)
+        with redis.Redis.from_url(own_server.url) as client:
+            pipeline: Any = wire.client.pipeline(transaction=False)
+            for write in (lambda: wire.client.incr("counter"), lambda: pipeline.incr("counter").execute()):
+                before = wire.client.client_id()
+                client.replicaof("127.0.0.1", free_port())
+                with pytest.raises(ReadOnlyError):
+                    write()
+                client.replicaof("NO", "ONE")
+                assert (after := wire.client.client_id()) > before
+                assert wire.client.client_id() == after
 
     @pytest.mark.parametrize("command", ["append", "rpush"])
     def test_what_is_no_decision_is_not_sent_again_either(
@@ -828,6 +862,18 @@ class TestMultiplexing:
             client.replicaof("NO", "ONE")
         assert await wire.acall(WHO, b"") > before
         assert await wire.acall(command, b"") == 2
+
+    async def test_a_reply_that_makes_no_sense_leaves_no_caller_waiting(
+        self, opened: Callable[..., Wire], proxy: Proxy
+    ) -> None:
+        """Also not the one whose command the server refused just before, because it wants credentials again."""
+        wire = opened(proxy.url)
+        await wire.acall(WHO, b"")
+        proxy.replaced = {b"$5\r\nfirst": b"-NOAUTH x", b"$6\r\nsecond": b"?unknown!!"}
+        tasks = [
+            asyncio.ensure_future(wire.acall(say(b"ECHO", word), b"")) for word in (b"zeroth", b"first", b"second")
+        ]
+        assert await asyncio.wait_for(ended(tasks), PATIENT) == [b"zeroth", NotSent, Unanswered]
 
     async def test_a_command_that_cannot_be_made_is_its_callers_own_error(self, wire: Wire) -> None:
         class Broken(Said):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
-from ratelimits.algorithms.calendar import boundaries
 from ratelimits.embedded import free_port
 from ratelimits.engine import Decision, Limit, Meter, Usage, algorithm_from_json, decide
 from ratelimits.engine.server import current_server
@@ -19,8 +17,7 @@ LEASES = algorithm_from_json({"algorithm": "concurrency", "capacity": 1, "lease_
 
 
 def usage(*meters: str) -> Usage:
-    now = time.time_ns() // 1000
-    return Usage("7", "api_key:1", tuple(Meter(name) for name in meters), boundaries("month", "UTC", None, now))
+    return Usage("7", "api_key:1", tuple(Meter(name) for name in meters))
 
 
 def refusal(limit: Limit, *meters: str) -> Decision:
@@ -77,7 +74,7 @@ def test_every_repetition_is_counted_as_denied_by_the_rule_that_refused(redis_cl
     send(current_server(), cache.take())
     (open_batch,) = redis_client.keys("*:open")
     counted = {
-        field.split(b"|", 3)[3]: int(value)
+        field.split(b"|", 2)[2]: int(value)
         for field, value in redis_client.hgetall(open_batch).items()
         if field.startswith(b"d|")
     }

@@ -59,7 +59,7 @@ def test_a_gap_that_is_declared_after_closing_is_a_line_of_a_further_version(fir
 
 
 def test_a_gap_at_the_end_of_the_longest_period_is_found(first: Report) -> None:
-    start = first.period_end - 64 * 86_400 * 10**6
+    start = first.period_end - 36 * 86_400 * 10**6
     QuerySet(Report).update(period_start=start)
     last = first.period_end - 10**6
     gaps.declare("default", GapKind.WIPE, "1", shard=home_shard("acme"), since=last, until=last)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from decimal import Decimal
-from itertools import count, pairwise
+from itertools import count
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connection, transaction
-from django.db.models import JSONField, QuerySet, Sum, Value
+from django.db.models import JSONField, QuerySet, Value
 
 from ratelimits.models import (
     Account,
     ArchivedRange,
     Batch,
+    Customer,
     DurabilityGap,
+    FrozenPeriod,
     GapKind,
-    KeptPeriod,
     Line,
     PeriodUsage,
     PlanInclusion,
@@ -28,13 +29,11 @@ from ratelimits.models import (
     ReportLine,
     ShardState,
 )
-from ratelimits.models.keys import key_shard
 from ratelimits.reports.closing.close import home_shard
 from ratelimits.reports.verify import totals
 from ratelimits.usage.gaps import declare
 from ratelimits.verification import Verification
 from tests.reports.closing.test_close import adjust
-from tests.support.reports.edits import change as change_terms
 from tests.support.reports.edits import spend as spend_by_terms
 from tests.support.reports.invoices import account, close, spend
 from tests.support.reports.priced import priced
@@ -82,9 +81,7 @@ NONSENSE: dict[str, Callable[[], object]] = {
     "an end of no calendar": lambda: PeriodUsage.objects.update(period_end=2**62),
     "a line of no calendar": lambda: ReportLine.objects.update(charge_period_start=2**62),
     "a gap of no calendar": lambda: DurabilityGap.objects.update(since=2**62, until=2**62 + 1),
-    "a kept period of no calendar": lambda: KeptPeriod.objects.create(
-        account="acme", shard=0, start=2**62, end=2**62, version=1
-    ),
+    "a billing period of no calendar": lambda: FrozenPeriod.objects.update(start=2**62, end=2**62),
     "a batch of half a part": lambda: Batch.objects.update(parts=b"x" * 33),
     "a shard of no number": lambda: ShardState.objects.update(head="é" * 64, incarnation="x"),
     "an anchor that is none": lambda: QuerySet(Account).update(billing_anchor="never", timezone="Nowhere/At_All"),
@@ -181,45 +178,14 @@ def test_an_allowance_that_was_raised_only_while_a_period_was_closed_is_named() 
 
 def test_a_month_that_was_cut_in_two_for_two_allowances_is_named() -> None:
     start, end = at("2026-11-01"), at("2026-11-08")
-    shard = key_shard("account:acme")
-    kept = KeptPeriod(account="acme", shard=shard, start=start, end=end, version=10**6)
-    write(kept)
+    customer = Customer.objects.get(names__identifier="acme")
+    write(FrozenPeriod(customer=customer, start=start, end=end, timezone="UTC", label="2026-11"))
     for day in ("2026-11-03", "2026-11-20"):
         spend_by_terms("acme", day, 5)
-    assert any("kept billing period of acme" in finding and "has no usage" in finding for finding in findings())
     close("2026-12-02")
-    KeptPeriod.objects.all().delete()
     cut = Report.objects.filter(period_start__gte=start)
     assert [report.included for report in cut] == [{"requests": 5}] * 2
-    assert any("but no billing month of its account starts then" in finding for finding in findings())
-
-
-def test_a_kept_period_in_a_wrong_shard_is_named() -> None:
-    spend_by_terms("acme", "2026-11-03", 7)
-    flow()
-    change_terms("2026-11-10", "acme", billing_anchor="2026-01-15T00:00")
-    shard = key_shard("account:acme")
-    QuerySet(KeptPeriod).update(shard=shard + 1)
-    (finding,) = findings()
-    assert finding.endswith(f" is in shard {shard + 1} of the configuration, but this account is in shard {shard}")
-
-
-def test_without_the_kept_period_the_next_bounds_are_others_and_no_moment_has_two_allowances() -> None:
-    spend_by_terms("acme", "2026-11-03", 7)
-    flow()
-    change_terms("2026-11-10", "acme", billing_anchor="2026-01-15T00:00")
-    assert KeptPeriod.objects.get().end == at("2026-12-01")
-    KeptPeriod.objects.all().delete()
-    for day in ("2026-11-12", "2026-11-20", "2026-12-20"):
-        spend_by_terms("acme", day, 7)
-    for day in ("2026-12-05", "2027-01-20"):
-        close(day)
-    reports = Report.objects.filter(version=1, period_start__gte=at("2026-11-01")).order_by("period_start")
-    spans = [(report.period_start, report.period_end) for report in reports]
-    assert spans == [*pairwise(map(at, ("2026-11-01", "2026-11-15", "2026-12-15", "2027-01-15")))]
-    sums = ReportLine.objects.filter(report__in=reports).values_list("report").order_by("report")
-    assert [included for _pk, included in sums.annotate(Sum("included_quantity"))] == [5, 5, 5]
-    assert findings() == []
+    assert any("ends when no billing month of its account starts" in finding for finding in findings())
 
 
 def test_usage_that_a_version_leaves_out_is_named_without_a_key() -> None:

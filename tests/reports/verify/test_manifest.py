@@ -20,7 +20,7 @@ from ratelimits.reports.verify.manifest_history import history
 from ratelimits.usage import process_totals
 from ratelimits.usage.gaps import declare
 from tests.reports.verify.test_report import SIGNED
-from tests.support.reports.invoices import account, close, spend
+from tests.support.reports.invoices import account, close, spend, token
 from tests.support.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db
@@ -54,7 +54,7 @@ def written(path: Path) -> str:
 def test_it_has_each_report_and_the_month_s_totals() -> None:
     manifest = build("default", "2026-10")
     ((name, report),) = manifest["reports"].items()
-    assert (name, report["totals"]) == ("acme.20261001T000000Z v1", {"requests": [7, 5, 2, 0]})
+    assert (name, report["totals"]) == (f"{token()}.20261001T000000Z v1", {"requests": [7, 5, 2, 0]})
     assert manifest["totals"] == report["totals"]
     assert manifest["open"] == []
     assert found(manifest) == []

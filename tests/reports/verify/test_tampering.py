@@ -32,9 +32,9 @@ from ratelimits.models import (
     Adjustment,
     ArchivedRange,
     Batch,
+    FrozenPeriod,
     GapChange,
     GapKind,
-    KeptPeriod,
     KeyOverride,
     Plan,
     PlanMembership,
@@ -80,9 +80,11 @@ CUSTOMERS = {"acme": "cus_1", "initech": "cus_2"}
 REFUSED, NOTHING, UNSEEN = "refused by the database", "not applicable", "unseen"
 #: Tables with only single kinds of tampering: their rows say what is still to be done, not what was done.
 NOTES = {"ConfigVersion", "GapChange", "PushReceiver"}
-#: Tables that no bill depends on: sent alerts, what pages of the admin show, resets, tombstones, and uploads.
+#: Tables that no bill depends on: sent alerts, what pages of the admin show, resets, tombstones, and uploads. Reports
+#: have the tokens of their customers, in their digests.
 OTHER_TABLES = {
     *("Alert", "AlertChannel", "AlertDelivery", "AlertState"),
+    *("Customer", "Name"),
     *("Change", "Inspect", "KeyReset", "KeyTotal", "RecordedRequest", "RuleTotal"),
     *("Shadow", "Status", "TaskRun", "Tombstone", "Upload"),
 }
@@ -187,7 +189,7 @@ def _terms(fsync_at_once: None) -> Iterator[None]:
         spend_by_terms("acme", "2026-10-15", 2)
         close("2026-11-05")
         declare("default", GapKind.RESTART, "late", since=at("2026-10-17"), until=at("2026-10-18"))
-        assert KeptPeriod.objects.count() == Report.objects.filter(version=1).count() == 2
+        assert FrozenPeriod.objects.count() == Report.objects.filter(version=1).count() == 2
         assert GapChange.objects.count() == 1
         yield
 

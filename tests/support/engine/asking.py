@@ -35,7 +35,7 @@ def ask(*limits: Limit, now: int | None = NOW, **more: Any) -> Decision:
 def usage(*meters: str | Meter, account: str = "acme", key: str = "user:1") -> Usage:
     """Return a Usage: how a request is counted and billed."""
     named = tuple(Meter(meter) if isinstance(meter, str) else meter for meter in meters or ("requests",))
-    return Usage(account, key, named, MONTHS)
+    return Usage(account, key, named)
 
 
 def counted(client: RawRedis, account: str = "acme") -> dict[str, int]:

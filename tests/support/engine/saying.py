@@ -52,5 +52,21 @@ def let_be_idle(wire: Wire, seconds: float) -> None:
 
 def let_pool_be_idle(pool: Any, seconds: float) -> None:
     """Do the same with the connections of one pool."""
-    for connection, (made, used) in list(pool._moments.items()):
-        pool._moments[connection] = made, used - seconds
+    for connection, moments in list(pool._moments.items()):
+        pool._moments[connection] = moments._replace(used=moments.used - seconds)
+
+
+def let_be_old(wire: Wire, seconds: float) -> None:
+    """Let all connections of a wire seem older by so many seconds."""
+    for owned in wire._idle._idle if wire._idle is not None else ():
+        owned.until -= seconds
+    let_pool_be_old(wire._pool, seconds)
+    for shared, _end in wire._loops.values():
+        if shared._link is not None:
+            shared._link._until -= seconds
+
+
+def let_pool_be_old(pool: Any, seconds: float) -> None:
+    """Do the same with the connections of one pool."""
+    for connection, moments in list(pool._moments.items()):
+        pool._moments[connection] = moments._replace(until=moments.until - seconds)

@@ -17,27 +17,45 @@ CERTIFICATE = (
 )
 
 
+#: The bus of a cluster has the port that is 10,000 higher.
+_HIGHEST_PORT = 55_535
+
+
+class Certificate:
+    """A new certificate of servers at 127.0.0.1, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        subprocess.run(["sh", "-c", CERTIFICATE], cwd=folder, check=True, capture_output=True)
+        self._folder = folder
+        #: The options of connections that trust the servers.
+        self.pool_kwargs: dict[str, Any] = {"ssl_ca_certs": str(folder / "cert.pem")}
+
+    def options(self, port: int) -> dict[str, str]:
+        """Return the settings of a server that speaks TLS at this port, also with other servers."""
+        return {
+            "tls-port": str(port),
+            "tls-cert-file": str(self._folder / "cert.pem"),
+            "tls-key-file": str(self._folder / "key.pem"),
+            "tls-ca-cert-file": str(self._folder / "cert.pem"),
+            "tls-auth-clients": "no",
+            "tls-replication": "yes",
+        }
+
+
 class TlsServer:
     """Redis 7 with a port for TLS, and its usual port."""
 
     def __init__(self, folder: Path, options: Mapping[str, str] | None = None) -> None:
-        subprocess.run(["sh", "-c", CERTIFICATE], cwd=folder, check=True, capture_output=True)
-        self.port = free_port()
-        #: The options of connections that trust the server.
-        self.pool_kwargs: dict[str, Any] = {"ssl_ca_certs": str(folder / "cert.pem")}
+        certificate = Certificate(folder)
+        while (port := free_port()) > _HIGHEST_PORT:
+            pass
+        self.port = port
+        self.pool_kwargs = certificate.pool_kwargs
         self.server = EmbeddedServer(
             folder / "server",
             aof=True,
             binary=server_binary("redis7"),
-            options={
-                "appendfsync": "always",
-                "tls-port": str(self.port),
-                "tls-cert-file": str(folder / "cert.pem"),
-                "tls-key-file": str(folder / "key.pem"),
-                "tls-ca-cert-file": str(folder / "cert.pem"),
-                "tls-auth-clients": "no",
-                **(options or {}),
-            },
+            options={"appendfsync": "always", **certificate.options(self.port), **(options or {})},
         )
 
     @property

@@ -9,7 +9,6 @@ from typing import Any
 
 from ratelimits import engine
 from ratelimits.models import Account, Plan, PlanInclusion, versions
-from ratelimits.rules.loader import Loader
 from tests.support.usage.traffic import at, use
 
 
@@ -39,15 +38,5 @@ def plan(slug: str, requests: int) -> Plan:
 
 
 def spend(name: str, moment: str, cost: int = 1, key: str = "api_key:1") -> engine.Decision:
-    """Make one request, counted in the billing period that follows from the account's current terms."""
-    terms = Loader(lambda: at(moment)).current().billing(f"account:{name}")
-    return use(
-        name,
-        key,
-        cost=cost,
-        now=at(moment),
-        timezone=terms.timezone,
-        anchor=terms.anchor,
-        periods=terms.boundaries,
-        configuration=versions.ConfigVersion.read("default")[0],
-    )
+    """Make one request of an account."""
+    return use(name, key, cost=cost, now=at(moment), configuration=versions.ConfigVersion.read("default")[0])

@@ -32,7 +32,8 @@ def use(names: Sequence[str] = ACCOUNTS, keys: Sequence[str] = KEYS) -> None:
     from django.contrib.auth import get_user_model
 
     from ratelimits import engine
-    from ratelimits.models import Adjustment, DurabilityGap, Report
+    from ratelimits.models import Adjustment, Customer, DurabilityGap, Name, Report
+    from ratelimits.models.keys import key_shard
     from ratelimits.quota.process_totals import TotalKey
     from ratelimits.usage import process_totals
     from tests.support.reports.edits import change, plan
@@ -41,6 +42,10 @@ def use(names: Sequence[str] = ACCOUNTS, keys: Sequence[str] = KEYS) -> None:
     from tests.support.rows import rule
     from tests.support.usage.traffic import at, flow
 
+    # Tokens are random, so give the same ones in every database.
+    for number, name in enumerate(("", *names)):
+        customer = Customer.objects.create(token=f"customer{number:08d}")
+        Name.objects.create(identifier=name, customer=customer, shard=key_shard(f"account:{name}"))
     monthly = rule("monthly", bills=True, key_kind="caller")
     zones = ("UTC", "Europe/Berlin", "America/Los_Angeles", "Asia/Kolkata")
     payers = [

@@ -7,7 +7,7 @@ from typing import Any
 from django.db.models import QuerySet
 
 from ratelimits import engine
-from ratelimits.models import Account, ConfigVersion, Plan, PlanInclusion, Report, ReportLine, ShardState
+from ratelimits.models import Account, ConfigVersion, Name, Plan, PlanInclusion, Report, ReportLine, ShardState
 from ratelimits.reports.closing.close import finalise
 from tests.support.usage.traffic import at, flow, opened_late, use
 
@@ -27,11 +27,8 @@ def account(identifier: str = "acme", *, included: int | None = None, **fields: 
 
 def spend(payer: Account | str, moment: str, cost: int = 1, **about: Any) -> engine.Decision:
     """Make one request of an account at a time like "2026-10-31T23:59"."""
-    terms: dict[str, Any] = {}
-    if isinstance(payer, Account):
-        terms = {"timezone": payer.timezone, "anchor": payer.billing_anchor or None}
-        payer = payer.identifier
-    return use(payer, cost=cost, now=at(moment), configuration=ConfigVersion.read("default")[0], **terms, **about)
+    payer = payer.identifier if isinstance(payer, Account) else payer
+    return use(payer, cost=cost, now=at(moment), configuration=ConfigVersion.read("default")[0], **about)
 
 
 def close(watermark: str | None = None) -> list[Report]:
@@ -41,6 +38,11 @@ def close(watermark: str | None = None) -> list[Report]:
     if watermark is not None:
         ShardState.objects.update(watermark=at(watermark))
     return finalise(at(watermark) if watermark is not None else None)
+
+
+def token(text: str = "acme") -> str:
+    """Return the token of the customer that has this account text."""
+    return Name.objects.get(identifier=text, until=None).customer.token
 
 
 def lines(report: Report) -> list[dict[str, Any]]:

@@ -61,10 +61,11 @@ TABLES: dict[Model, frozenset[str]] = {
 UNIQUE: dict[Model, tuple[str, ...]] = {}
 _UNIQUE = ("event", "reference", "process", "name", "archive")
 _OCTOBER = at("2026-10-01") // 10**6
+_IN_OCTOBER = {"bin__gte": _OCTOBER, "bin__lt": at("2026-11-01") // 10**6}
 #: Which row is changed: the newest one of a closed period, if the table has one.
 _TOUCHED: dict[Model, dict[str, Any]] = {
     Batch: {"position__gt": 1, "parts": b""},
-    Line: {"period": _OCTOBER},
+    Line: _IN_OCTOBER,
     ShardState: {"position__gt": 1},
     PeriodUsage: {"period": _OCTOBER},
     ReportLine: {"charge_category": "usage"},
@@ -197,7 +198,7 @@ def watermark_is_moved_past_redis() -> None:
 
 def line_under_an_open_batch() -> None:
     """Insert a line whose primary key belongs to a closed batch, but whose column names the shard's newest batch."""
-    line: Any = Line.objects.filter(account="acme", period=_OCTOBER).earliest("pk")
+    line: Any = Line.objects.filter(account="acme", **_IN_OCTOBER).earliest("pk")
     newest = Batch.objects.filter(shard=line.batch.shard).order_by("position").last()
     line.pk, line.batch = line.pk + 1000, newest
     line.save(force_insert=True)
@@ -247,6 +248,12 @@ def report_is_gone(**which: Any) -> None:
     Report.objects.filter(pk=report.pk)._raw_delete("default")
 
 
+def _totals(line: Any) -> Any:
+    """Return the totals to which a line was added."""
+    about = {name: getattr(line, name) for name in ("account", "meter", "rule")}
+    return PeriodUsage.objects.filter(**about, period__lte=line.bin, period_end__gt=line.bin)
+
+
 def _rebuild(line: Any, *, chain: bool = True, totals: bool = True, more: int = 1) -> None:
     """Add a unit to a line, and compute its checksum, batch, chain, state and totals again.
 
@@ -257,8 +264,7 @@ def _rebuild(line: Any, *, chain: bool = True, totals: bool = True, more: int = 
     line.save()
     batch, digest = line.batch, ""
     if totals:
-        about = {name: getattr(line, name) for name in ("account", "period", "meter", "rule")}
-        PeriodUsage.objects.filter(**about, shard=batch.shard).update(admitted_units=models.F("admitted_units") + 1)
+        _totals(line).filter(shard=batch.shard).update(admitted_units=models.F("admitted_units") + 1)
     for each in Batch.objects.filter(shard=batch.shard).order_by("position"):
         if not chain and each.pk != batch.pk:
             continue
@@ -276,7 +282,7 @@ def _rebuild(line: Any, *, chain: bool = True, totals: bool = True, more: int = 
 
 
 def _open_line(*, joined: bool) -> Any:
-    lines = Line.objects.filter(period__gt=_OCTOBER)
+    lines = Line.objects.filter(bin__gte=_IN_OCTOBER["bin__lt"])
     return (lines.exclude(batch__parts=b"") if joined else lines.filter(batch__parts=b"")).latest("pk")
 
 
@@ -284,8 +290,7 @@ def joined_batch_is_rebuilt() -> None:
     """Add a unit and remove a request in a joined batch: no link of the chain covers its lines."""
     line = _open_line(joined=True)
     line.admitted_requests -= 1
-    about = {name: getattr(line, name) for name in ("account", "period", "meter", "rule")}
-    PeriodUsage.objects.filter(**about).update(admitted_requests=models.F("admitted_requests") - 1)
+    _totals(line).update(admitted_requests=models.F("admitted_requests") - 1)
     _rebuild(line, chain=False, more=0)
 
 
@@ -318,10 +323,10 @@ def redigest(report: Report) -> None:
 
 def everything_is_rebuilt() -> None:
     """Add a unit in the ledger and on the report, and compute again everything that needs no key."""
-    line: Any = Line.objects.filter(account="acme", period=_OCTOBER, key="api_key:1").earliest("pk")
+    line: Any = Line.objects.filter(account="acme", **_IN_OCTOBER, key="api_key:1").earliest("pk")
     _rebuild(line)
     sums = {"consumed_quantity": models.F("consumed_quantity") + 1}
-    mine = ReportLine.objects.filter(report__account=line.account, usage_period=line.period, key=line.key)
+    mine = ReportLine.objects.filter(report__account=line.account, usage_period=_OCTOBER, key=line.key)
     first = mine.filter(charge_category="usage", report__version=1).get()
     allowed = "overage_quantity" if first.overage_quantity else "included_quantity"
     ReportLine.objects.filter(pk=first.pk).update(**sums, **{allowed: models.F(allowed) + 1})

@@ -14,8 +14,8 @@ from ratelimits.models import (
     Account,
     ConfigVersion,
     DurabilityGap,
+    FrozenPeriod,
     GapChange,
-    KeptPeriod,
     KeyOverride,
     Plan,
     PlanInclusion,
@@ -27,7 +27,6 @@ from ratelimits.models import (
     Report,
     Rule,
 )
-from ratelimits.models.keys import key_shard
 from ratelimits.models.ledger import moment
 from ratelimits.models.raw.adoption import MODELS
 from tests.support.reports.tampering import TABLES, UNIQUE, Damage, Model, kinds_of, redigest, rows, write
@@ -37,7 +36,7 @@ TABLES.update(
     {
         PushedReport: frozenset({"id"}),
         PushDelivery: frozenset({"id"}),
-        KeptPeriod: frozenset({"id"}),
+        FrozenPeriod: frozenset({"id"}),
         **dict.fromkeys(MODELS, frozenset({"id"})),
         **{model.history.model: frozenset({"history_id"}) for model in MODELS},
     }
@@ -46,7 +45,7 @@ UNIQUE.update(
     {
         PushedReport: (),
         PushDelivery: ("line_id",),
-        KeptPeriod: ("account",),
+        FrozenPeriod: ("start",),
         Plan: ("slug",),
         PlanInclusion: ("meter",),
         PlanPrice: ("meter",),
@@ -131,12 +130,11 @@ def _version_is_lowered() -> None:
     rows(ConfigVersion).update(version=1)
 
 
-def _kept_period_is_cut() -> None:
+def _period_is_cut() -> None:
     """Give an account a second allowance for the second half of its month."""
-    start = at("2026-12-01")
-    row = rows(KeptPeriod).last()
-    row.pk, row.account, row.shard = None, "globex", key_shard("account:globex")
-    row.start, row.end = start, start + 7 * 86_400 * 10**6
+    row = rows(FrozenPeriod).last()
+    row.pk, row.start, row.label = None, at("2026-12-01"), "2026-12"
+    row.end = row.start + 7 * 86_400 * 10**6
     write(row)
 
 
@@ -183,11 +181,11 @@ def _since_ever(model: Model) -> None:
     rows(model).filter(pk=rows(model).last().pk).update(since=-1)
 
 
-_CONFIGURED: tuple[Model, ...] = (*MODELS, KeptPeriod)
+_CONFIGURED: tuple[Model, ...] = (*MODELS, FrozenPeriod)
 OF_TERMS: dict[str, Damage] = {
     **{name: damage for model in _CONFIGURED for name, damage in kinds_of(model).items()},
     "the configuration's version is lowered": _version_is_lowered,
-    "a period is kept that was never used": _kept_period_is_cut,
+    "a period that was never used ends after a week": _period_is_cut,
     "a gap does not wait for closing": _gap_does_not_wait,
     "another gap waits for closing": _another_gap_waits,
     "what a plan includes is another quantity, and always was": lambda: _included_as_never_said(10**6),

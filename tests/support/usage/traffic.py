@@ -7,7 +7,6 @@ from decimal import Decimal
 from typing import Any
 
 from ratelimits import engine
-from ratelimits.algorithms.calendar import boundaries
 from ratelimits.algorithms.limits import TokenBucket
 from ratelimits.engine.server import current_server
 from ratelimits.models import ShardState
@@ -38,19 +37,14 @@ def use(
     version: int = 1,
     now: int | None = NOON,
     capacity: int | None = None,
-    timezone: str = "UTC",
-    anchor: str | None = None,
-    periods: tuple[int, int, int, int] | None = None,
     configuration: int = 0,
 ) -> engine.Decision:
     """Decide and count one request, limited by `capacity` per hour if given.
 
-    `periods` are the starts of the billing periods around `now`, by default months of `timezone` from `anchor`.
     `configuration` is the version of the rules in force, where there are rules.
     """
     algorithm = WIDE if capacity is None else TokenBucket(capacity=capacity, rate=Decimal(1), period=Decimal(3600))
-    periods = periods or boundaries("month", timezone, anchor, NOON if now is None else now)
-    usage = engine.Usage(account, key, (engine.Meter(meter, rule, version),), periods, timezone, anchor)
+    usage = engine.Usage(account, key, (engine.Meter(meter, rule, version),))
     limit = engine.Limit(key=key, algorithm=algorithm, cost=cost, rule=rule, version=max(version, configuration))
     return engine.decide([limit], account=account, usage=usage, now=now)
 

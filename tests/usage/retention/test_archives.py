@@ -14,6 +14,7 @@ from ratelimits.usage.drain import drain
 from ratelimits.usage.retention import archive
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
+from tests.support.reports.invoices import account, close, spend
 from tests.support.usage.traffic import at, flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -63,7 +64,7 @@ def test_a_file_that_the_ledger_does_not_know_is_not_restored(moved: Path) -> No
 @pytest.mark.parametrize("text", [b"0" * 1000, b"0" * 999 + b"\n"])
 def test_a_small_file_that_becomes_a_large_one_takes_little_memory(moved: Path, text: bytes) -> None:
     with gzip.open(moved, "wb") as out:
-        out.write(b"ratelimits archive 1\n")
+        out.write(b"ratelimits archive 2\n")
         for _ in range(100):
             out.write(text * 1000)
     assert moved.stat().st_size < 1_000_000
@@ -86,3 +87,21 @@ def test_usage_that_is_not_in_the_totals_yet_is_not_archived(tmp_path: Path, fsy
     assert PeriodUsage.objects.count() == 2
     with pytest.raises(archive.ArchiveError, match="finalise it first"):
         list(archive.prune("default", before, tmp_path))
+
+
+def test_a_batch_goes_when_every_period_of_its_lines_has_a_report(tmp_path: Path, fsync_at_once: None) -> None:
+    """Use an account whose second period ends only after the month that is archived."""
+    account(billing_anchor="2026-01-10T00:00")
+    before = at("2026-02-01") // 10**6
+    for day in ("2026-01-05", "2026-01-20"):
+        spend("acme", day)
+        flow()
+    with pytest.raises(archive.ArchiveError, match="finalise it first"):
+        list(archive.prune("default", before, tmp_path))
+    close("2026-02-01")
+    (pruned,) = archive.prune("default", before, tmp_path)
+    assert (pruned.batches, Line.objects.get().bin) == (1, at("2026-01-20") // 10**6)
+    assert list(archive.prune("default", before, tmp_path)) == []
+    close("2026-02-12")
+    (pruned,) = archive.prune("default", before, tmp_path)
+    assert (pruned.batches, Line.objects.exists()) == (1, False)

@@ -1,0 +1,359 @@
+"""Frozen billing periods: once a billing period is used, it keeps its start, its end, its time zone and its month.
+
+A row is written for a period with usage (by the tally), with an adjustment, or that was closed by force. An edit of a
+customer's *terms*, which are the time zone and the billing anchor, first freezes all periods from the customer's first
+row to the present one. Then the new terms say where later periods begin. Rows are never changed and never deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from math import inf
+from typing import Any, NamedTuple
+
+from django.db import connections, models, transaction
+from django.db.models import F
+from django.dispatch import receiver
+from django.utils.translation import gettext_lazy as _
+
+from ratelimits.algorithms.billing_periods import DatedTimeline, Frozen, Period, Timeline, period_name
+from ratelimits.models.accounts import Account
+from ratelimits.models.customers import (
+    WAITING,
+    Customer,
+    DatedName,
+    Name,
+    TextAndBin,
+    customer_at,
+    is_waiting,
+    make_missing,
+    names_of,
+    waiting_text,
+)
+from ratelimits.models.keys import key_shard
+from ratelimits.models.versions import Edit, edited
+
+_SECOND = 1_000_000
+#: Maximum number of accounts that one query names.
+_CHUNK = 1000
+#: Two periods of an account are not longer than this (µs). So older periods are neither the present one nor the one
+#: before it.
+_RECENT = 80 * 86_400 * _SECOND
+#: The terms of an account: its time zone and its billing anchor ("" if it has none).
+_Terms = tuple[str, str]
+#: The terms of an account without a row in the table of accounts.
+_DEFAULT_TERMS: _Terms = ("UTC", "")
+
+
+class FrozenPeriod(models.Model):
+    """A billing period that is used. The row never changes. Moments are in µs since 1970 UTC."""
+
+    customer = models.ForeignKey(
+        Customer, models.PROTECT, related_name="periods", db_index=False, verbose_name=_("customer")
+    )
+    start = models.BigIntegerField(_("start (µs)"))
+    end = models.BigIntegerField(_("end (µs)"))
+    timezone = models.CharField(_("time zone"), max_length=64)
+    #: The month of the period's last moment in its time zone, such as "2026-11".
+    label = models.CharField(_("month"), max_length=7)
+
+    class Meta:
+        verbose_name = _("billing period")
+        verbose_name_plural = _("billing periods")
+        constraints = [models.UniqueConstraint(fields=["customer", "start"], name="ratelimits_period_of_customer")]
+        indexes = [models.Index(fields=["label"], name="ratelimits_period_label")]
+
+    def __str__(self) -> str:
+        return period_name(self.label, self.start, self.timezone)
+
+
+#: The columns of a `Period`.
+COLUMNS = ("start", "end", "timezone", "label")
+
+
+def _chunks(items: Iterable[Any]) -> Iterator[list[Any]]:
+    all_items = sorted(items)
+    return (all_items[first : first + _CHUNK] for first in range(0, len(all_items), _CHUNK))
+
+
+def _frozen(using: str, customers: Iterable[int], **filters: Any) -> dict[int, list[Period]]:
+    """Return the frozen periods of these customers, by primary key of the customer."""
+    found: dict[int, list[Period]] = {}
+    for chunk in _chunks(customers):
+        rows = FrozenPeriod.objects.using(using).filter(customer__in=chunk, **filters)
+        for customer, *columns in rows.values_list("customer", *COLUMNS):
+            found.setdefault(customer, []).append(Period(*columns))
+    return found
+
+
+class _Row(NamedTuple):
+    """A row in the table of accounts. The primary key of an unsaved row is larger than all others."""
+
+    pk: float
+    identifier: str
+    terms: _Terms
+
+
+def _rows_of(using: str, customers: Collection[int]) -> dict[int, list[_Row]]:
+    """Return the rows in the table of accounts that are about each customer: about its texts, or waiting for a text."""
+    found: dict[int, list[_Row]] = {}
+    for chunk in _chunks(customers):
+        names = Name.objects.using(using).filter(customer__in=chunk, until=None)
+        customer_of = dict(names.values_list("identifier", "customer"))
+        if waiting := set(chunk) - set(customer_of.values()):
+            for customer in Customer.objects.using(using).filter(pk__in=waiting).defer("salt"):
+                assert customer.pk is not None
+                customer_of[waiting_text(customer)] = customer.pk
+        for texts in _chunks(customer_of):
+            rows = Account.objects.using(using).filter(identifier__in=texts)
+            for pk, text, zone, anchor in rows.values_list("pk", "identifier", "timezone", "billing_anchor"):
+                found.setdefault(customer_of[text], []).append(_Row(pk, text, (zone, anchor)))
+    return found
+
+
+def _terms_in_force(rows: Iterable[_Row]) -> _Terms:
+    """Return the terms of a customer with these rows: the oldest one holds for all texts of the customer."""
+    oldest = min(rows, default=None)
+    return _DEFAULT_TERMS if oldest is None else oldest.terms
+
+
+def _timelines(using: str, customers: Collection[int]) -> dict[int, Timeline]:
+    """Return all billing periods of these customers, by primary key."""
+    frozen, rows = _frozen(using, customers), _rows_of(using, customers)
+    return {pk: Timeline(*_terms_in_force(rows.get(pk, ())), frozen.get(pk, ())) for pk in customers}
+
+
+def timelines(using: str, texts: Collection[str]) -> dict[str, DatedTimeline]:
+    """Return all billing periods of these account texts, by text. Nothing is written."""
+    names = names_of(using, texts)
+    of_customers = _timelines(using, {name.customer for dated in names.values() for name in dated})
+    nameless = set(texts) - names.keys()
+    terms: dict[str, _Terms] = {}
+    for chunk in _chunks(nameless):
+        rows = Account.objects.using(using).filter(identifier__in=chunk)
+        for text, zone, anchor in rows.values_list("identifier", "timezone", "billing_anchor"):
+            terms[text] = zone, anchor
+    found = {text: DatedTimeline([(0, 0, Timeline(*terms.get(text, _DEFAULT_TERMS)))]) for text in nameless}
+    for text, dated in names.items():
+        found[text] = DatedTimeline(
+            [(name.since * _SECOND, name.customer, of_customers[name.customer]) for name in dated]
+        )
+    return found
+
+
+def last_frozen(
+    using: str,
+    shards: Collection[int],
+    keys: Collection[str] | None,
+    terms: Mapping[str, tuple[str, str | None]],
+    now: int,
+) -> Iterator[tuple[int, str, Frozen]]:
+    """Yield the shard (of the configuration) and the key of accounts, each with the periods `frozen` of PeriodTerms.
+
+    If `keys` is None, yield those of all accounts of these shards that have such periods. Otherwise yield those of
+    `keys`, also without such periods. `terms` are the terms of accounts with a row. `now` is in µs since 1970 UTC.
+    """
+    texts = None if keys is None else sorted(key.removeprefix("account:") for key in keys)
+    found: dict[str, list[Period]] = {key: [] for key in keys or ()}
+    for chunk in [None] if texts is None else _chunks(texts):
+        rows = FrozenPeriod.objects.using(using).filter(
+            end__gt=now - _RECENT,
+            customer__names__until=None,
+            **({"customer__names__shard__in": shards} if chunk is None else {"customer__names__identifier__in": chunk}),
+        )
+        for text, *columns in rows.values_list("customer__names__identifier", *COLUMNS).iterator(_CHUNK):
+            found.setdefault(f"account:{text}", []).append(Period(*columns))
+    for key, periods in found.items():
+        frozen = Timeline(*terms.get(key, _DEFAULT_TERMS), periods).terms().frozen
+        if frozen or keys is not None:
+            yield key_shard(key), key, frozen
+
+
+class UsedPeriod(NamedTuple):
+    """The customer (its primary key) to whom the usage of a text at a bin belongs, and its billing period."""
+
+    customer: int
+    period: Period
+
+
+#: An account text, and the first and the last bin of some of its usage (s since 1970 UTC).
+TextAndBins = tuple[str, int, int]
+
+
+def frozen_around(using: str, spans: Collection[TextAndBins]) -> dict[TextAndBins, UsedPeriod]:
+    """Return the customer and the frozen billing period to which all usage of a text from bin to bin belongs.
+
+    Leave out spans with usage that can belong to several customers or periods, or to a period that is not frozen yet.
+    """
+    names = names_of(using, {text for text, _first, _last in spans})
+    customers: dict[TextAndBins, int] = {}
+    for text, first, last in spans:
+        dated = names.get(text, ())
+        if dated and not any(first < name.since <= last for name in dated):
+            customers[text, first, last] = _customer_at(dated, first)
+    if not customers:
+        return {}
+    bounds = min(first for _text, first, _last in customers), max(last for _text, _first, last in customers)
+    frozen = _frozen(using, set(customers.values()), start__lte=bounds[1] * _SECOND, end__gt=bounds[0] * _SECOND)
+    return {
+        span: UsedPeriod(customer, period)
+        for span, customer in customers.items()
+        for period in frozen.get(customer, ())
+        if period.start <= span[1] * _SECOND and span[2] * _SECOND < period.end
+    }
+
+
+def freeze(using: str, uses: Collection[TextAndBin]) -> dict[TextAndBin, UsedPeriod]:
+    """Return the customer and the billing period of each account text at a bin (s since 1970 UTC).
+
+    Freeze the periods that are not frozen yet. Call this in a transaction, after the locks of shards were taken.
+    """
+    texts = {text for text, _bin in uses}
+    make_missing(using, texts)
+    names = names_of(using, texts)
+    customers = {(text, bin_): _customer_at(names[text], bin_) for text, bin_ in uses}
+    found = _contained(using, uses, customers)
+    missing = [use for use in uses if use not in found]
+    if missing:
+        pks = {customers[use] for use in missing}
+        lock(using, pks)
+        of_customers = _timelines(using, pks)
+        new: list[FrozenPeriod] = []
+        for use in sorted(missing):
+            customer, bin_ = customers[use], use[1]
+            found[use] = _freeze(of_customers[customer], customer, bin_ * _SECOND, new)
+        FrozenPeriod.objects.using(using).bulk_create(new)
+    return {use: UsedPeriod(customers[use], period) for use, period in found.items()}
+
+
+def _customer_at(names: Sequence[DatedName], bin_: int) -> int:
+    # A text has a customer at each bin since 1970, unless raw SQL has deleted the first name: then take the oldest.
+    return customer_at(names, bin_) or names[0].customer
+
+
+def _contained(
+    using: str, uses: Collection[TextAndBin], customers: Mapping[TextAndBin, int]
+) -> dict[TextAndBin, Period]:
+    """Return the frozen period of each use that is in one. `customers` are their primary keys."""
+    if not uses:
+        return {}
+    bins = [bin_ * _SECOND for _text, bin_ in uses]
+    frozen = _frozen(using, set(customers.values()), start__lte=max(bins), end__gt=min(bins))
+    return {
+        use: period
+        for use in uses
+        for period in frozen.get(customers[use], ())
+        if period.start <= use[1] * _SECOND < period.end
+    }
+
+
+def _freeze(timeline: Timeline, customer: int, at: int, new: list[FrozenPeriod]) -> Period:
+    """Return the period at a moment (µs since 1970 UTC). If it is not frozen, freeze it and add its row to `new`."""
+    period = timeline.at(at)
+    if not timeline.is_frozen(period):
+        timeline.freeze(period)
+        new.append(FrozenPeriod(customer_id=customer, **{name: getattr(period, name) for name in COLUMNS}))
+    return period
+
+
+def lock(using: str, customers: Iterable[int]) -> None:
+    """Lock the rows of these customers until the transaction ends. Only who holds the lock may freeze periods, or
+    change the texts of these customers.
+
+    SQLite has one lock for all writes, which the caller holds: the transaction began with a write.
+    """
+    if connections[using].features.has_select_for_update:
+        for chunk in _chunks(customers):
+            list(
+                Customer.objects.using(using).filter(pk__in=chunk).select_for_update().order_by("pk").values_list("pk")
+            )
+
+
+def freeze_one(using: str, text: str, start: int) -> Period:
+    """Return the billing period of an account at a moment (µs since 1970 UTC). Freeze it if it is not frozen yet."""
+    use = text, start // _SECOND
+    with transaction.atomic(using=using):
+        if not connections[using].features.has_select_for_update:
+            # SQLite can refuse the writes of a transaction whose first statement was a read.
+            Customer.objects.using(using).filter(pk=0).update(token=F("token"))
+        return freeze(using, [use])[use].period
+
+
+_keeping_terms: ContextVar[bool] = ContextVar("ratelimits_keeping_terms", default=False)
+
+
+@contextmanager
+def keeping_terms() -> Iterator[None]:
+    """Let edits of the table of accounts freeze nothing: they only write the same terms of a customer to another row.
+
+    The customers must be locked, and their names written already.
+    """
+    token = _keeping_terms.set(True)
+    try:
+        yield
+    finally:
+        _keeping_terms.reset(token)
+
+
+@receiver(edited, sender=Account, dispatch_uid="ratelimits.freeze_periods")
+def _freeze_periods(
+    sender: Any, before: Sequence[Account], after: Sequence[Account], edit: Edit, **kwargs: Any
+) -> None:
+    """Freeze the periods until now of each customer whose terms an edit changes."""
+    if _keeping_terms.get():
+        return
+    old, new = _edited_rows(before), _edited_rows(after)
+    terms = {row.identifier: row.terms for row in new}
+    changed = {row.identifier for row in old if terms.get(row.identifier) != row.terms}
+    changed |= terms.keys() - {row.identifier for row in old}
+    customers = _customers(edit.using, changed)
+    lock(edit.using, customers.values())
+    rows = _rows_of(edit.using, set(customers.values()))
+    written = {row.pk for row in (*old, *new)}
+    frozen: dict[int, _Terms] = {}
+    for pk in set(customers.values()):
+        unchanged = [row for row in rows.get(pk, ()) if row.pk not in written]
+        own = {text for text, customer in customers.items() if customer == pk}
+        was = _terms_in_force([*unchanged, *(row for row in old if row.identifier in own)])
+        if was != _terms_in_force([*unchanged, *(row for row in new if row.identifier in own)]):
+            frozen[pk] = was
+    for pks in _chunks(frozen):
+        _freeze_until(edit.since, edit.using, {pk: frozen[pk] for pk in pks})
+
+
+def _customers(using: str, texts: Collection[str]) -> dict[str, int]:
+    """Return the customers of these texts of account rows, by primary key: of its names, and of waiting texts."""
+    customers: dict[str, int] = {}
+    for chunk in _chunks(texts):
+        names = Name.objects.using(using).filter(identifier__in=chunk, until=None)
+        customers |= dict(names.values_list("identifier", "customer"))
+        if any(map(is_waiting, chunk)):
+            tokens = [text.removeprefix(WAITING) for text in chunk if is_waiting(text)]
+            of_tokens = Customer.objects.using(using).filter(token__in=tokens).values_list("token", "pk")
+            customers |= {f"{WAITING}{token}": pk for token, pk in of_tokens}
+    return customers
+
+
+def _edited_rows(rows: Iterable[Account]) -> list[_Row]:
+    # An unsaved row has the identifier as it was typed: `derive` returns it as requests have it.
+    return [
+        _Row(
+            inf if row._state.adding else row.pk,
+            Account.derive({"identifier": row.identifier})["identifier"],
+            (row.timezone, row.billing_anchor),
+        )
+        for row in rows
+    ]
+
+
+def _freeze_until(now: int, using: str, customers: Mapping[int, _Terms]) -> None:
+    """Freeze all periods from each customer's first row to the one at `now` (µs since 1970 UTC), by these terms."""
+    frozen, new = _frozen(using, customers), list[FrozenPeriod]()
+    for pk, periods in frozen.items():
+        timeline = Timeline(*customers[pk], periods)
+        at = timeline.frozen[0].start
+        while at <= now:
+            at = _freeze(timeline, pk, at, new).end
+    FrozenPeriod.objects.using(using).bulk_create(new, batch_size=_CHUNK)

@@ -1,0 +1,192 @@
+"""Test what stays with a customer when its account texts change: overrides, blocks, allows, and its account row."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from ratelimits.customers.move import move
+from ratelimits.identity import Identity
+from ratelimits.models import Access, Account, AlertChannel, Customer, KeyOverride, Name, Plan, Rule
+from ratelimits.models.customers import is_waiting, make_missing, present, waiting_text
+from ratelimits.rules import AppliedRule
+from ratelimits.rules.loader import Loader
+from tests.support.rows import rule
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def customer(text: str) -> Customer:
+    make_missing("default", [text])
+    return present("default", [text])[text]
+
+
+class Processes:
+    """Two processes: one has known the rules since the beginning of the test, the other one begins at each question."""
+
+    def __init__(self) -> None:
+        self._old = Loader()
+
+    def ask(self, text: str) -> tuple[AppliedRule, bool]:
+        """Return the rule "limit" for an account, and whether the account is blocked. The processes must agree."""
+        identity, answers = Identity(account=f"account:{text}"), []
+        for loader in (self._old, Loader()):
+            snapshot = loader.reload()
+            (applied,) = (one for one in snapshot.applicable("*", "GET", identity) if one.name == "limit")
+            row = snapshot.access(identity)
+            answers.append((applied, row is not None and row.blocks))
+        one, two = answers
+        assert (one[0].algorithm, one[0].plan, one[0].key_kind, one[1]) == (
+            two[0].algorithm, two[0].plan, two[0].key_kind, two[1],
+        )  # fmt: skip
+        return one
+
+    def capacity(self, text: str) -> Any:
+        return self.ask(text)[0].algorithm.shown_limit
+
+    def blocks(self, text: str) -> bool:
+        return self.ask(text)[1]
+
+    def plan(self, text: str) -> str:
+        return self.ask(text)[0].plan
+
+
+@pytest.fixture
+def processes() -> Processes:
+    rule("limit", "fixed_window", capacity=1, period=60, key_kind="account")
+    found = Processes()
+    found.ask("acme")
+    return found
+
+
+def override(text: str, capacity: int, **fields: Any) -> KeyOverride:
+    return KeyOverride.objects.create(key=f"account:{text}", rule="limit", capacity=capacity, **fields)
+
+
+def block(text: str) -> Access:
+    return Access.objects.create(target=f"account:{text}", reason="has not paid")
+
+
+def test_a_successor_gets_no_override_no_block_and_no_plan_and_the_customer_gets_them_back(
+    processes: Processes,
+) -> None:
+    pro = Plan.objects.create(name="Pro", slug="pro")
+    Rule.objects.create(name="limit", algorithm="fixed_window", capacity=50, period=60, key_kind="account", plan=pro)
+    channel = AlertChannel.objects.create(
+        account=Account.objects.create(identifier="acme", plan=pro, timezone="Asia/Tokyo"), email="ada@example.com"
+    )
+    override("acme", 100)
+    block("acme")
+    one = customer("acme")
+    assert (processes.capacity("acme"), processes.blocks("acme"), processes.plan("acme")) == (100, True, "pro")
+    move("acme")
+    assert (processes.capacity("acme"), processes.blocks("acme"), processes.plan("acme")) == (1, False, "")
+    assert KeyOverride.objects.get().key == f"account:{waiting_text(one)}"
+    rows = Account.objects.order_by("pk").values_list("identifier", "plan", "timezone")
+    assert list(rows) == [("acme", None, "UTC"), (waiting_text(one), pro.pk, "Asia/Tokyo")]
+    assert not Name.objects.filter(identifier__startswith="=~").exists()
+    channel.refresh_from_db()
+    assert channel.account.identifier == waiting_text(one)  # the successor's alerts do not go there
+    move("x", one)
+    assert (processes.capacity("x"), processes.blocks("x"), processes.plan("x")) == (100, True, "pro")
+    assert KeyOverride.objects.get().key == Access.objects.get().target == "account:x"
+    assert list(rows.all()) == [("acme", None, "UTC"), ("x", pro.pk, "Asia/Tokyo")]
+
+
+def test_a_renamed_customer_has_the_same_under_its_new_name_at_once(processes: Processes) -> None:
+    pro = Plan.objects.create(name="Pro", slug="pro")
+    Account.objects.create(identifier="acme", plan=pro, timezone="Asia/Tokyo")
+    override("acme", 100)
+    block("acme")
+    one = customer("acme")
+    move("x", one)
+    for text in ("acme", "x"):
+        assert (processes.capacity(text), processes.blocks(text)) == (100, True)
+    move("acme")
+    assert (processes.capacity("x"), processes.blocks("x")) == (100, True)
+    assert (processes.capacity("acme"), processes.blocks("acme")) == (1, False)
+    assert KeyOverride.objects.get().key == Access.objects.get().target == "account:x"
+    rows = Account.objects.order_by("pk").values_list("identifier", "plan", "timezone")
+    assert list(rows) == [("acme", None, "UTC"), ("x", pro.pk, "Asia/Tokyo")]
+
+
+def test_the_plan_of_a_customer_holds_for_all_its_texts_also_after_edits(processes: Processes) -> None:
+    plans = {slug: Plan.objects.create(name=slug, slug=slug) for slug in ("free", "pro")}
+    for number, plan in enumerate(plans.values()):
+        Rule.objects.create(
+            name="limit", algorithm="fixed_window", capacity=number + 7, period=60, key_kind="account", plan=plan
+        )
+    row = Account.objects.create(identifier="acme", plan=plans["free"])
+    move("x", customer("acme"))
+    assert [processes.plan(text) for text in ("acme", "x")] == ["free", "free"]
+    row.plan = plans["pro"]
+    row.save()
+    assert [processes.plan(text) for text in ("acme", "x")] == ["pro", "pro"]
+    Account.objects.update(plan=plans["free"])
+    assert [processes.plan(text) for text in ("acme", "x")] == ["free", "free"]
+    row.delete()
+    assert [processes.plan(text) for text in ("acme", "x")] == ["", ""]
+    Account.objects.create(identifier="x", plan=plans["pro"])
+    assert [processes.plan(text) for text in ("acme", "x")] == ["pro", "pro"]
+
+
+def test_rows_of_a_text_that_goes_do_not_overlap_with_those_of_the_text_that_stays(processes: Processes) -> None:
+    now = datetime.now(UTC)
+    override("acme", 100, valid_from=now - timedelta(days=7))
+    override("acme", 70, valid_from=now - timedelta(days=9), valid_until=now - timedelta(days=8))
+    move("x", customer("acme"))
+    assert sorted(KeyOverride.objects.values_list("key", "capacity")) == [
+        ("account:acme", 70), ("account:acme", 100), ("account:x", 100),
+    ]  # fmt: skip
+    KeyOverride.objects.filter(key="account:x").update(capacity=300)
+    move("acme")
+    assert sorted(KeyOverride.objects.values_list("key", "capacity")) == [("account:x", 70), ("account:x", 300)]
+    assert processes.capacity("x") == 300
+    assert processes.capacity("acme") == 1
+
+
+def test_the_history_says_why_a_row_has_another_key(processes: Processes) -> None:
+    row = override("acme", 100)
+    move("acme")
+    history: Any = KeyOverride.history
+    newest = history.filter(id=row.pk).order_by("-history_id").first()
+    assert newest.history_change_reason == "acme is the name of another customer now"
+    assert is_waiting(newest.key.removeprefix("account:"))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_after_any_moves_and_edits_each_text_has_what_was_written_for_its_customer(
+    processes: Processes, seed: int
+) -> None:
+    chance, texts = random.Random(seed), ["acme", "bolt", "cord", "dart"]
+    make_missing("default", texts)
+    # The customer for whom each capacity was written, and those who were ever blocked.
+    written: dict[int, int] = {}
+    blocked: set[int] = set()
+    for number in range(2, 30):
+        text = chance.choice(texts)
+        owner = customer(text).pk
+        assert owner is not None
+        what = chance.random()
+        if what < 0.6:
+            move(text, chance.choice([None, *Customer.objects.all()]))
+        elif what < 0.8:
+            rows = KeyOverride.objects.filter(key=f"account:{text}")
+            if rows:
+                rows.update(capacity=number)
+            else:
+                override(text, number)
+            written[number] = owner
+        elif what < 0.9:
+            if not Access.objects.filter(target=f"account:{text}").exists():
+                block(text)
+            blocked.add(owner)
+        else:
+            Access.objects.filter(target=f"account:{text}").delete()
+        for one in texts:
+            capacity, pk = processes.capacity(one), customer(one).pk
+            assert capacity == 1 or written[capacity] == pk
+            assert pk in blocked or not processes.blocks(one)

@@ -1,0 +1,139 @@
+"""Test who is a customer: each account text is the name of one, for ever."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+from django.db.models import ProtectedError
+
+from ratelimits.models import Account, ConfigVersion, Customer, Name, customers
+from ratelimits.models.customers import make_missing, present, resolve
+from tests.support.reports.invoices import token
+from tests.support.usage.traffic import at, flow, use
+
+pytestmark = pytest.mark.django_db
+
+BIN = at("2026-11-21T12:00") // 10**6
+
+
+def test_a_saved_account_has_a_customer_and_keeps_it() -> None:
+    acme = Account.objects.create(identifier="acme")
+    (name,) = Name.objects.all()
+    assert (name.identifier, name.since, name.until) == ("acme", 0, None)
+    assert name.version == acme.version
+    assert len(name.customer.token) == 16
+    assert len(bytes(name.customer.salt)) == 16
+    before = token()
+    acme.name = "Acme Ltd."
+    acme.save()
+    acme.delete()
+    Account.objects.create(identifier="acme")
+    assert token() == before
+    assert Customer.objects.count() == Name.objects.count() == 1
+
+
+def test_an_account_is_known_by_the_text_of_its_requests() -> None:
+    Account.objects.create(identifier="Müller")
+    stored = Account.objects.get().identifier
+    assert Name.objects.get().identifier == stored
+
+
+def test_bulk_writes_and_new_identifiers_make_customers() -> None:
+    Account.objects.bulk_create([Account(identifier=text) for text in ("b", "a")])
+    Account.objects.filter(identifier="a").update(identifier="c")
+    assert sorted(Name.objects.values_list("identifier", flat=True)) == ["a", "b", "c"]
+
+
+def test_the_tally_makes_the_customers_of_usage_without_an_edit() -> None:
+    version = ConfigVersion.read("default")[0]
+    use("acme")
+    use("", key="ip:203.0.113.9")
+    flow()
+    use("acme")
+    flow()
+    assert sorted(Name.objects.values_list("identifier", "version")) == [("", 0), ("acme", 0)]
+    assert ConfigVersion.read("default")[0] == version
+
+
+def test_a_customer_with_a_name_cannot_be_deleted() -> None:
+    make_missing("default", ["acme"])
+    with pytest.raises(ProtectedError):
+        Customer.objects.get().delete()
+
+
+def test_many_texts_are_resolved_at_once_by_the_bin(django_assert_num_queries: Any) -> None:
+    make_missing("default", ["acme", "", "bolt"])
+    found = present("default", ["acme", "", "bolt"])
+    assert found.keys() == {"acme", "", "bolt"}
+    Name.objects.filter(identifier="bolt").update(until=BIN)
+    successor = Customer.objects.create()
+    Name.objects.create(identifier="bolt", customer=successor, since=BIN, shard=0)
+    uses = [("acme", BIN), ("", 0), ("bolt", BIN - 900), ("bolt", BIN), ("unknown", BIN)]
+    with django_assert_num_queries(2):
+        resolved = resolve("default", uses)
+    assert {use: customer.pk for use, customer in resolved.items()} == {
+        ("acme", BIN): found["acme"].pk,
+        ("", 0): found[""].pk,
+        ("bolt", BIN - 900): found["bolt"].pk,
+        ("bolt", BIN): successor.pk,
+    }
+    assert present("default", ["bolt"])["bolt"] == successor
+    Name.objects.filter(identifier="bolt", since=0).delete()
+    assert resolve("default", [("bolt", BIN - 900)]) == {}
+
+
+def test_the_database_refuses_two_customers_of_a_text_at_once_and_parts_of_a_quarter() -> None:
+    make_missing("default", ["acme"])
+    other = Customer.objects.create()
+    for since, until in ((0, BIN), (-900, BIN), (1, BIN), (BIN + 899, BIN + 900), (BIN, None)):
+        with pytest.raises(IntegrityError), transaction.atomic():
+            Name.objects.create(identifier="acme", customer=other, since=since, until=until, shard=0)
+    Name.objects.filter(identifier="acme").update(until=BIN)
+    Name.objects.create(identifier="acme", customer=other, since=BIN, shard=0)
+
+
+def test_whoever_only_asks_for_customers_makes_none() -> None:
+    make_missing("default", ["acme"])
+    found = present("default", ["acme", "bolt"])
+    assert (found["acme"].pk is not None, found["bolt"].pk is None) == (True, True)
+    assert len({found["acme"].token, found["bolt"].token, ""}) == 3
+    assert present("default", ["bolt"])["bolt"].token == found["bolt"].token
+    assert present("default", ["cord"])["cord"].token != found["bolt"].token
+    assert list(Name.objects.values_list("identifier", flat=True)) == ["acme"]
+    assert Customer.objects.count() == 1
+
+
+def test_a_customer_whose_text_another_process_named_first_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Customer.objects.create()
+
+    def named_meanwhile(key: str) -> int:
+        Name.objects.get_or_create(identifier="acme", defaults={"customer": other, "shard": 0})
+        return 0
+
+    monkeypatch.setattr(customers, "key_shard", named_meanwhile)
+    make_missing("default", ["acme"])
+    assert Name.objects.get().customer == other
+    assert Customer.objects.get() == other
+
+
+@pytest.mark.django_db(transaction=True)
+def test_processes_that_meet_a_text_together_make_one_customer() -> None:
+    together = threading.Barrier(4)
+
+    def meet() -> None:
+        try:
+            together.wait()
+            make_missing("default", ["c", "a", "b"])
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=meet) for _number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(Name.objects.values_list("identifier", flat=True)) == ["a", "b", "c"]
+    assert Customer.objects.count() == 3
