@@ -21,13 +21,11 @@ from ratelimits.engine.server import current_server
 from ratelimits.models import DurabilityGap, PeriodUsage
 from ratelimits.tasks import beat_schedule
 from ratelimits.usage import crash
-from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
-from ratelimits.usage.tally import tally
 from tests.support.forked import Forked
 from tests.support.raw import RawRedis
 from tests.support.usage.load import Load
-from tests.support.usage.traffic import use
+from tests.support.usage.traffic import flow_after_kills, use
 from tests.usage.test_crashes import check_ledger
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -82,9 +80,7 @@ def test_a_celery_worker_killed_at_every_point_loses_and_doubles_nothing(
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
     assert plan.read_text() == "", (tmp_path / "celery.log").read_text()[-30000:]
-    seal()
-    drain()
-    tally()
+    flow_after_kills()
     again = Counter(plan.with_suffix(".again").read_text().split())
     print(f"\nseed {crash_seed}, {connection.vendor}: {len(planned)} crashes of a Celery worker or its child; {load}")
     print(f"  delivered again: drain {again['ratelimits.drain']}, seal {again['ratelimits.seal']}, all {again.total()}")

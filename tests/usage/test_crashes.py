@@ -18,13 +18,11 @@ from django.db.models import Sum
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.models import DurabilityGap, Line, PeriodUsage, QuarantinedBatch
 from ratelimits.usage import crash
-from ratelimits.usage.drain import drain
-from ratelimits.usage.seal import seal
-from ratelimits.usage.tally import tally
 from ratelimits.usage.verify.ledger import verify_ledger
 from tests.support.forked import Forked
 from tests.support.usage.load import Load
 from tests.support.usage.span_totals import check_span_totals
+from tests.support.usage.traffic import flow_after_kills
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -128,9 +126,7 @@ def run(environment: dict[str, str], server: EmbeddedServer, *, seed: int, crash
     counted, asked = Counter(drainers()), workers()
     others["worker"] = sum(line.startswith("killed") for line in asked)
     count_requests(asked, load)
-    seal()
-    drain()
-    tally()
+    flow_after_kills()
     met = counted.pop("met", 0)
     print(
         f"\nseed {seed}, {connection.vendor}: {counted.total() + others.total()} crashes: {counted.total()} of drainers"

@@ -62,10 +62,11 @@ class Load(Background):
         assert ledger.keys() <= self.acknowledged.keys() | self.denied.keys() | self.unanswered.keys()
         for key in self.acknowledged.keys() | self.denied.keys() | self.unanswered.keys():
             row = ledger.get(key, {"admitted": 0, "denied": 0})
-            assert row["admitted"] >= self.acknowledged[key], key
-            assert row["denied"] >= self.denied[key], key
+            answers = f"{key}: {self.acknowledged[key]} acknowledged, {self.denied[key]} denied"
+            assert row["admitted"] >= self.acknowledged[key], answers
+            assert row["denied"] >= self.denied[key], answers
             most = self.acknowledged[key] + self.denied[key] + self.unanswered[key]
-            assert row["admitted"] + row["denied"] <= most, key
+            assert row["admitted"] + row["denied"] <= most, answers
 
     def __str__(self) -> str:
         counts = (sum(c.values()) for c in (self.acknowledged, self.denied, self.unanswered))

@@ -10,9 +10,11 @@ from ratelimits import engine
 from ratelimits.algorithms.limits import TokenBucket
 from ratelimits.engine.server import current_server
 from ratelimits.models import ShardState
+from ratelimits.usage.apply import BatchOutcome
 from ratelimits.usage.drain import DrainResult, drain
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
+from tests.support.eventually import until
 
 #: A capacity that never refuses in a test.
 WIDE = TokenBucket(capacity=1_000_000_000, rate=Decimal(1_000_000_000), period=Decimal(1))
@@ -65,3 +67,13 @@ def flow() -> DrainResult:
     drained = drain(at("2100-01-01"))
     tally()
     return drained
+
+
+def flow_after_kills() -> None:
+    """Bring usage to the ledger and its totals although the database can still hold locks of killed processes.
+
+    PostgreSQL ends the session of a killed process only when it notices. Until then a drain leaves the shard to it.
+    """
+    seal()
+    until(lambda: BatchOutcome.BUSY not in drain().outcomes, "no killed process has a shard's lock any more")
+    tally()
