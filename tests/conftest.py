@@ -179,6 +179,7 @@ def _empty_server(_steward: redis.Redis) -> None:
     from ratelimits import logs
     from ratelimits.engine import memory
     from ratelimits.engine.server import isolate
+    from ratelimits.engine.transport.probing import prober
     from ratelimits.quota import checking, from_memory, meters
     from ratelimits.unknown_names import decorated
 
@@ -187,6 +188,8 @@ def _empty_server(_steward: redis.Redis) -> None:
     decorated.forget()
     memory.forget()
     checking.breaker.succeeded()
+    with prober._lock:
+        prober._watched.clear()  # nobody waits any more for a server of an earlier test
     meters.forget()
     from_memory.denials.clear()
     from_memory.sender.flush()  # after what its thread was just sending

@@ -165,7 +165,7 @@ class Commands(NamedTuple):
             # the command too, its total time contains the calls by scripts. Then use the mean time of one call.
             one = stats.get(f"cmdstat_{name}", {"usec": 0, "usec_per_call": 0})
             total += one["usec_per_call"] * count / _MONITORED if name in self.called else one["usec"] / calls
-        return total
+        return max(total, 1 / calls)  # the server counts whole microseconds
 
 
 def commands_of(client: redis.Redis, case: Case) -> Commands:
