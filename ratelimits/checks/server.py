@@ -39,6 +39,8 @@ _IDS = {
     # Hosted servers allow nobody to ask: only the doctor says it.
     "replay-unknown": ("", ""),
     "policy-unknown": ("W047", "W047"),
+    # Nobody can mend it where INFO is refused: only the doctor says it.
+    "memory-unknown": ("", ""),
     "not-written": ("E051", "W050"),
     # If all works, W040 and W041 say it.
     "full": ("E051", ""),

@@ -143,6 +143,7 @@ def _tried(
     if any(one.name in _HOPELESS for one in found):
         yield from found
         return
+    found = [_with_other_fences(place, one) if one.name == "append-only" else one for one in found]
     yield from _walked(place, found, who, simulating)
 
 
@@ -194,7 +195,8 @@ def _walked(place: Scratch, found: list[ServerFinding], who: Who, simulating: Wh
         if one.name not in OF_FENCES:
             yield replace(one, parts=stopped(one))
         elif is_fenced:
-            yield _of_untried_fence(place, one, failing)
+            # Without counts nobody has tried the fence: its command may be a reason.
+            yield _with_other_fences(place, replace(one, parts=one.parts & failing))
     yield from new.values()
 
 
@@ -211,9 +213,9 @@ def _with_bills(stopped: frozenset[Part]) -> frozenset[Part]:
     return frozenset({Part.BILLS}) if Part.COUNTS in stopped else frozenset()
 
 
-def _of_untried_fence(place: Scratch, one: ServerFinding, failing: set[Part]) -> ServerFinding:
-    """Return the finding for a command of the fence. Without counts nobody has tried the fence: it may be a reason."""
-    return replace(one, parts=one.parts & failing, mend=f"{one.mend.removesuffix('.')}. {others(place)}")
+def _with_other_fences(place: Scratch, one: ServerFinding) -> ServerFinding:
+    """Return a finding about the fence that also says which other fences the server accepts."""
+    return replace(one, mend=f"{one.mend.removesuffix('.')}. {others(place)}")
 
 
 def _names_another(reason: ServerFinding, known: Sequence[ServerFinding]) -> bool:

@@ -104,7 +104,18 @@ def unsuitable(found: Properties, *, in_cluster: bool = False) -> Iterator[Serve
 
 
 def short_memory(found: Properties) -> Iterator[ServerFinding]:
-    """Yield a finding if the server is full, or soon is. Only the walks show which parts do not work any more."""
+    """Yield a finding if the server is full, or soon is, or does not say it.
+
+    Only the walks show which parts do not work any more.
+    """
+    if found.memory is None:
+        yield ServerFinding(
+            "memory-unknown",
+            frozenset(),
+            "The server does not say how much memory it uses, so MEMORY_BUDGET does nothing: clients that invent"
+            " addresses can fill it, and then the failure policies answer (docs/scaling.md).",
+            "Let the app's user send INFO, or watch the server's memory in another way.",
+        )
     if found.use is None or found.use.level < memory.Shortage.NEAR:
         return
     uses = f"The server uses {found.use.share:.0%} of its maximum memory"
@@ -137,7 +148,7 @@ def append_only(found: Properties) -> Iterator[ServerFinding]:
             frozenset({Part.BILLS, Part.RESTORES}),
             "The Redis server keeps no append-only file. So limits work, but no usage will be written to the ledger.",
             "Start the server with `redis-server --appendonly yes`, or set `appendonly yes` in its configuration."
-            " Other values of RATELIMITS['FENCE'] do not need this file: see docs/billing/pipeline.md.",
+            " Some other values of RATELIMITS['FENCE'] need no such file (docs/billing/pipeline.md).",
         )
     if not found.aof_written:
         yield ServerFinding(

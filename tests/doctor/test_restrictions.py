@@ -100,6 +100,7 @@ SEVERAL: dict[str, tuple[tuple[str, ...], dict[str, set[Part]], str]] = {
         {
             "command:INFO": {Part.RESTORES},
             "policy-unknown": set(),
+            "memory-unknown": set(),
             "fence": {Part.BILLS},
         },
         "+info",
@@ -151,6 +152,13 @@ def test_only_the_fences_that_work_on_the_server_are_offered(redis_client: redis
         if len(said) != 1 or expected not in said[0] or not all(text in said[0] for text in others):
             wrong.append(f"{title}: {one.findings}")
     assert wrong == []
+
+
+def test_a_server_without_an_append_only_file_is_told_which_fences_need_none(redis_client: redis.Redis) -> None:
+    with settings_of_server(redis_client, appendonly="no"):
+        found = named(only(), "append-only")
+    assert found is not None
+    assert 'it accepts "window" and "durable": docs/billing/pipeline.md' in found.mend
 
 
 #: What the user may not do; all missing rights, also of commands that are sent only after others were allowed.
