@@ -18,6 +18,7 @@ from ratelimits.admin.audited import AuditedAdmin, InForceFilter
 from ratelimits.admin.changes.page import PARTS, PER_PAGE, shown_change
 from ratelimits.admin.changes.rows import changed_rows
 from ratelimits.admin.inspected import InspectedAdmin
+from ratelimits.admin.operate.moves import MovesNames, former_account
 from ratelimits.admin.operate.past_months import AsksAboutRunning
 from ratelimits.admin.row_files.page import RowFiles
 from ratelimits.admin.suggestions import KeySuggestions, RowSuggestions
@@ -154,7 +155,7 @@ class PlanMembershipAdmin(KeySuggestions, InspectedAdmin, RowFiles, RowSuggestio
 
 
 @admin.register(Account)
-class AccountAdmin(InspectedAdmin, RowFiles, RowSuggestions, AsksAboutRunning, AuditedAdmin):
+class AccountAdmin(MovesNames, InspectedAdmin, RowFiles, RowSuggestions, AsksAboutRunning, AuditedAdmin):
     """The accounts, each with its time zone and plan."""
 
     list_display = ["identifier", "name", "plan", "timezone", "billing_anchor"]
@@ -162,8 +163,17 @@ class AccountAdmin(InspectedAdmin, RowFiles, RowSuggestions, AsksAboutRunning, A
     list_select_related = ["plan"]
     search_fields = ["identifier", "name"]
     autocomplete_fields = ["plan", "next_plan"]
-    fields = ["identifier", "name", "plan", "next_plan", "next_plan_from", "timezone", "billing_anchor"]
-    readonly_fields = ["next_plan_from"]
+    fields = ["identifier", "customer", "name", "plan", "next_plan", "next_plan_from", "timezone", "billing_anchor"]
+    readonly_fields = ["next_plan_from", "customer"]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Return the fields without inputs. The identifier of an account can only be moved."""
+        names = super().get_readonly_fields(request, obj)
+        return names if obj is None else [*names, "identifier"]
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Return the fields. A new account has no customer yet."""
+        return [name for name in super().get_fields(request, obj) if obj is not None or name != "customer"]
 
     def save_model(self, request: HttpRequest, obj: Account, form: Any, change: bool) -> None:
         plan_changes.schedule(obj)
@@ -179,6 +189,10 @@ class AccountAdmin(InspectedAdmin, RowFiles, RowSuggestions, AsksAboutRunning, A
         except ValueError:
             return local_time(account.next_plan_at)
         return f"{account.next_plan_at.astimezone(zone):%Y-%m-%d %H:%M} {account.timezone}"
+
+    def doubts(self, request: HttpRequest, row: Account, *, is_new: bool) -> list[str]:
+        """Return a sentence about a deleted account with the same text."""
+        return [sentence] if is_new and (sentence := former_account(row)) else []
 
     def billed_accounts(self, pk: Any) -> Collection[str]:
         """Return the account's identifier."""

@@ -31,7 +31,7 @@ def hand_over(using: str, text: str, former: Customer, customer: Customer) -> No
 
     Call this in the edit that gives the text to the customer, after the names are written.
     """
-    with because(f"{text} is the name of another customer now"):
+    with because("the account text was moved to another customer"):
         _take_away(using, text, former)
         _bring(using, text, customer)
 
@@ -73,7 +73,7 @@ def hand_over_account(using: str, text: str, former: Customer, customer: Custome
     The text keeps its row, because rows of the project may refer to it. Call this in an edit, after `hand_over`. If
     neither has such a row, there is nothing to do (see `has_account`).
     """
-    with because(f"{text} is the name of another customer now"):
+    with because("the account text was moved to another customer"):
         own = Account.objects.using(using).filter(identifier=text).first()
         if own is not None:
             to = _other_text(using, text, former) or waiting_text(former)

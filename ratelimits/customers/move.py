@@ -4,91 +4,98 @@ This one operation renames a customer (give it a new text), gives a former text 
 (give all texts of one to the other), splits a customer (give one of its texts to a new customer), and swaps texts.
 
 The usage of a text from a quarter of an hour on belongs to the text's new customer. Earlier usage stays with its former
-customers, and no report changes.
+customers, and no report changes: usage that is on reports is moved by adjustments.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from django.db import transaction
 from django.utils.translation import gettext as _
 
-from ratelimits import moments
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
+from ratelimits.conf.setting_rules import MAX_COST
 from ratelimits.customers.belongings import hand_over, hand_over_account, has_account
-from ratelimits.customers.counting import closed_until, count_again
-from ratelimits.engine.keys import BIN_SECONDS, account_shard
-from ratelimits.models import Customer, Name, PeriodUsage, ShardState
-from ratelimits.models.customers import DatedName, make_missing, names_of
+from ratelimits.customers.counting import count_again
+from ratelimits.customers.planning import NotMovedError, Place, Planned, next_quarter, plan, shown
+from ratelimits.engine.keys import account_shard
+from ratelimits.models import Adjustment, Customer, Move, Name, PeriodUsage, ShardState
+from ratelimits.models.customers import make_missing
 from ratelimits.models.keys import canonical_account
 from ratelimits.models.periods import keeping_terms, lock
 from ratelimits.models.versions import editing
-from ratelimits.moments.databases import now_of
 from ratelimits.usage import crash
 
+__all__ = ["ChangedMeanwhileError", "NotMovedError", "move", "next_quarter"]
 
-class NotMovedError(ValueError):
-    """Raised if a text cannot be given to a customer as requested; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """What a move has done.
-
-    text           the account text
-    former         the customer who had the text
-    customer       the customer who has the text now
-    since          the quarter of an hour (s since 1970 UTC) from which on usage of the text belongs to this customer
-    counted_again  whether usage that was already in the totals went from one customer to the other
-    """
-
-    text: str
-    former: Customer
-    customer: Customer
-    since: int
-    counted_again: bool = False
+#: Maximum number of characters of a move's reason.
+MAX_REASON = 200
 
 
-def next_quarter(using: str) -> int:
-    """Return the start of the next quarter of an hour (s since 1970 UTC), by the clock of the database."""
-    return (int(now_of(using).timestamp()) // BIN_SECONDS + 1) * BIN_SECONDS
+class ChangedMeanwhileError(Exception):
+    """Raised if nothing was moved, because the move would now do something else than the person has seen."""
 
 
-def move(text: str, customer: Customer | None = None, since: int | None = None) -> Move:
+def move(
+    text: str,
+    customer: Customer | None = None,
+    since: int | None = None,
+    *,
+    by: Any = None,
+    reason: str = "",
+    seen: str = "",
+) -> Move:
     """Give an account text to a customer, from a quarter of an hour on. Without a customer, make a new one.
 
     `since` is in s since 1970 UTC, and by default the next quarter. 0 gives all usage of the text to the customer. If
     the text has other customers after `since`, this customer replaces them. If the customer has the text already, do
-    nothing. While this runs, no usage of the text is drained or tallied.
+    nothing, and return an unsaved row. While this runs, no usage of the text is drained or tallied.
 
-    Raise NotMovedError for anonymous usage, if `since` is no quarter or is after the next quarter, or if a report has
-    usage of the text from after `since`.
+    Reports never change. So if a report has usage of the text from after `since`, the text names the customer from the
+    end of the newest such report on, and adjustments move the usage of before. Their author is the user `by`.
+
+    `seen` is the digest of the `Planned` that a person has confirmed; "" if nobody was asked.
+
+    Raise NotMovedError for anonymous usage, if `since` is no quarter or is after the next quarter, or if adjustments
+    are needed and have no author or cannot be made. Raise ChangedMeanwhileError if the move differs from `seen`.
     """
     using, text = conf.DATABASE, canonical_account(text)
-    if not text or (customer is not None and customer.names.using(using).filter(identifier="").exists()):
-        raise NotMovedError(_("Anonymous usage belongs to nobody: it cannot be given to a customer, or a text to it."))
     with transaction.atomic(using=using):
         tallied = _lock_shards(using, text)
         crash.reached("move:locked")
         # If usage of a text is not tallied yet, the text has no customer. It must not go to another one silently.
         make_missing(using, [text])
-        names = names_of(using, [text])[text]
-        since = _checked(using, text, since)
-        former = Customer.objects.using(using).get(pk=names[-1].customer)
-        customer = customer or Customer.objects.using(using).create()
-        assert customer.pk is not None
-        new_names = _with(names, DatedName(since, customer.pk))
-        if new_names == names:
-            return Move(text, former, customer, since)
-        _give(using, text, new_names, since, former, customer)
-        crash.reached("move:named")
-        counted_again = count_again(using, text, since, tallied)
-        crash.reached("move:counted")
+        planned = plan(using, text, customer, since)
+        assert planned.former is not None
+        if seen and planned.digest != seen:
+            raise ChangedMeanwhileError
+        if customer is not None and planned.changes_nothing:
+            return Move(text=text, former=planned.former, customer=customer, since=planned.since)
+        if planned.since > planned.asked and by is None:
+            raise NotMovedError(
+                _(
+                    "A report has usage of %(text)s up to %(closed)s: choose this moment or a later one. Or say which"
+                    " user moves it: adjustments of this user then move the usage of before."
+                )
+                % {"text": text, "closed": shown(planned.since)}
+            )
+        made = Move(text=text, kind=planned.kind, former=planned.former, since=planned.since, by=by)
+        made.customer = customer or Customer.objects.using(using).create()
+        made.reason = reason[:MAX_REASON]
+        made.adjusted_since = planned.asked if planned.adjusted else None
+        if planned.changes_names:
+            _give(planned, made.customer)
+            crash.reached("move:named")
+            made.counted_again = count_again(using, text, planned.since, tallied)
+            crash.reached("move:counted")
+        made.save(using=using)
+        _adjust(planned, made)
+        crash.reached("move:adjusted")
     crash.reached("move:committed")
-    return Move(text, former, customer, since, counted_again)
+    return made
 
 
 def _lock_shards(using: str, text: str) -> dict[int, int]:
@@ -109,66 +116,72 @@ def _lock_shards(using: str, text: str) -> dict[int, int]:
     return tallied
 
 
-def _checked(using: str, text: str, since: int | None) -> int:
-    """Return the quarter from which on a text can be given to a customer. Raise NotMovedError if there is none."""
-    following = next_quarter(using)
-    since = following if since is None else since
-    if since < 0 or since % BIN_SECONDS:
-        raise NotMovedError(_("Usage is counted by quarters of an hour: choose a full quarter, such as 10:15."))
-    if since > following:
-        raise NotMovedError(
-            _(
-                "A text can be given to a customer from the next quarter of an hour on (%(next)s), or from an earlier"
-                " one."
-            )
-            % {"next": _shown(following)}
-        )
-    closed = closed_until(using, text)
-    if since < closed:
-        raise NotMovedError(
-            _("A report has usage of %(text)s up to %(closed)s: choose this moment or a later one.")
-            % {"text": text, "closed": _shown(closed)}
-        )
-    return since
-
-
-def _shown(seconds: int) -> str:
-    return moments.local_text(datetime.fromtimestamp(seconds, UTC))
-
-
-def _with(names: list[DatedName], new: DatedName) -> list[DatedName]:
-    """Return the names of a text, oldest first, with a new name that replaces all later ones."""
-    earlier = [name for name in names if name.since < new.since]
-    return earlier if earlier and earlier[-1].customer == new.customer else [*earlier, new]
-
-
-def _give(using: str, text: str, names: list[DatedName], since: int, former: Customer, customer: Customer) -> None:
+def _give(planned: Planned, customer: Customer) -> None:
     """Write the names of a text from `since` on, in an edit: limits, overrides and blocks change with it."""
+    using, text, since = planned.using, planned.text, planned.since
+    earlier = [name for name in planned.names if name.since < since]
+    owner = Customer.objects.using(using).get(pk=planned.names[-1].customer)
+    assert customer.pk is not None
     with editing(using) as edit:
         rows = Name.objects.using(using).filter(identifier=text)
         # Whoever tallies other usage of these customers reads their terms before this move, or after it.
-        lock(using, {*rows.values_list("customer", flat=True), former.pk, customer.pk})
+        lock(using, {*rows.values_list("customer", flat=True), customer.pk})
         first = rows.get(since=0)
         rows.filter(since__gte=since).delete()
-        new = names[-1]
-        if new.since < since:  # The customer gets a text back that it had before: its last name lasts.
-            rows.filter(since=new.since).update(until=None, version=edit.version)
+        if earlier and earlier[-1].customer == customer.pk:
+            # The customer gets a text back that it had before: its last name lasts.
+            rows.filter(since=earlier[-1].since).update(until=None, version=edit.version)
         else:
-            if len(names) > 1:
-                rows.filter(since=names[-2].since).update(until=since)
+            if earlier:
+                rows.filter(since=earlier[-1].since).update(until=since)
             rows.create(
                 identifier=text,
-                customer_id=new.customer,
+                customer=customer,
                 since=since,
                 shard=first.shard,
                 version=edit.version,
-                counter=first.counter if first.customer_id == new.customer else new.customer,
+                counter=first.counter if first.customer_id == customer.pk else customer.pk,
             )
         # Each process then reads the rows about the keys of the text's shard again.
         first.tombstone(edit).save(using=using)
-        if former != customer:
-            hand_over(using, text, former, customer)
-    if former != customer and has_account(using, text, customer):
+        if owner != customer:
+            hand_over(using, text, owner, customer)
+    if owner != customer and has_account(using, text, customer):
         # Bills have the new plan and the new terms of the text from the quarter on, and not from the edit on.
         with editing(using, since=since * MICROSECONDS), keeping_terms():
-            hand_over_account(using, text, former, customer)
+            hand_over_account(using, text, owner, customer)
+
+
+def _adjust(planned: Planned, made: Move) -> None:
+    """Take the usage that is on reports off its former customers, and give it to the customer, by adjustments."""
+    if not planned.adjusted:
+        return
+    # Whoever freezes periods of several customers locks them in one order.
+    lock(planned.using, {made.customer_id, *(usage.former for usage in planned.adjusted)})
+    for usage in planned.adjusted:
+        assert usage.taken_at is not None
+        assert usage.given_at is not None
+        reason = f"usage of {usage.period.name} goes with its account text: {made.reason or made.kind}"
+        for place, units in ((usage.taken_at, -usage.units), (usage.given_at, usage.units)):
+            for quantity in _parts(units):
+                _adjustment(place, usage.meter, quantity, reason, made.by).save(using=planned.using)
+
+
+def _parts(units: int) -> list[int]:
+    """Return numbers whose sum is `units`. An adjustment can only be of MAX_COST units."""
+    whole, rest = divmod(abs(units), MAX_COST)
+    sign = 1 if units > 0 else -1
+    return [sign * part for part in (*[MAX_COST] * whole, rest) if part]
+
+
+def _adjustment(place: Place, meter: str, quantity: int, reason: str, author: Any) -> Adjustment:
+    start = datetime.fromtimestamp(place.moment, UTC)
+    length = Adjustment._meta.get_field("reason").max_length
+    return Adjustment(
+        account=place.text,
+        period_start=start,
+        meter=meter,
+        quantity=quantity,
+        reason=reason[:length],
+        author=author,
+    )

@@ -93,6 +93,28 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='Move',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('text', models.CharField(db_index=True, max_length=255, verbose_name='account')),
+                ('kind', models.CharField(choices=[('rename', 'rename'), ('reuse', 'reuse'), ('swap', 'swap'), ('merge', 'merge'), ('split', 'split'), ('give', 'given to another customer')], max_length=10, verbose_name='kind')),
+                ('since', models.BigIntegerField(verbose_name='since (s)')),
+                ('adjusted_since', models.BigIntegerField(blank=True, null=True, verbose_name='adjusted since (s)')),
+                ('counted_again', models.BooleanField(default=False, verbose_name='counted again')),
+                ('reason', models.CharField(blank=True, max_length=200, verbose_name='reason')),
+                ('at', ratelimits.moments.columns.UTCDateTimeField(auto_now_add=True, verbose_name='at')),
+                ('by', models.ForeignKey(db_constraint=False, null=True, on_delete=ratelimits.models.users.set_null, related_name='+', to=settings.AUTH_USER_MODEL, verbose_name='by')),
+                ('customer', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='ratelimits.customer', verbose_name='customer')),
+                ('former', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='ratelimits.customer', verbose_name='former customer')),
+            ],
+            options={
+                'verbose_name': 'move of a name',
+                'verbose_name_plural': 'moves of names',
+                'ordering': ['-pk'],
+                'default_permissions': (),
+            },
+        ),
+        migrations.CreateModel(
             name='FrozenPeriod',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

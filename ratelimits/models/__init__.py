@@ -7,7 +7,7 @@ from ratelimits.models.access.rows import Access
 from ratelimits.models.accounts import Account, Plan, PlanInclusion, PlanMembership
 from ratelimits.models.adjustments import Adjustment
 from ratelimits.models.alerts import Alert, AlertChannel, AlertDelivery, AlertState
-from ratelimits.models.customers import Customer, Name
+from ratelimits.models.customers import Customer, Move, Name
 from ratelimits.models.keys import KeyKind
 from ratelimits.models.ledger import ArchivedRange, Batch, ChainMark, Line, QuarantinedBatch, ShardState
 from ratelimits.models.ledger.gaps import DurabilityGap, GapChange, GapKind, ProcessTotal
@@ -48,6 +48,7 @@ __all__ = [
     "KeyReset",
     "KeyTotal",
     "Line",
+    "Move",
     "Name",
     "PeriodUsage",
     "Plan",

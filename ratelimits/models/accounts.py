@@ -172,6 +172,21 @@ class Account(Versioned):
     def __str__(self) -> str:
         return self.name or self.identifier
 
+    def full_clean(self, *args: Any, **kwargs: Any) -> None:
+        """Raise ValidationError if a value is not valid, or if the identifier was changed: it can only be moved."""
+        if not self._state.adding:
+            stored = Account.objects.filter(pk=self.pk).values_list("identifier", flat=True).first()
+            if stored not in (None, Account.derive({"identifier": self.identifier})["identifier"]):
+                raise ValidationError(
+                    _(
+                        "The identifier of an account cannot be edited. To rename %(text)s, or to give it to another"
+                        " customer, move the name: on the page of the account, or with the command ratelimits_move."
+                    ),
+                    code="identifier",
+                    params={"text": stored},
+                )
+        super().full_clean(*args, **kwargs)
+
     def clean(self) -> None:
         """Raise ValidationError if the billing anchor or the next plan is not valid."""
         if self.next_plan_id is None:

@@ -6,7 +6,7 @@ ledger and the rules know only texts. Bills are about customers: `resolve` finds
 A customer is made when an account is saved, or when usage of a new text is tallied. Customers are never deleted. Each
 row of `Name` says whose name a text is from a moment on. At a bin, a text names the customer of its newest row that has
 begun. So it never names two customers at once, whatever is written, and there is no hole. `ratelimits.customers.move`
-gives a text to another customer.
+gives a text to another customer, and adds a row of `Move`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+from django.conf import settings
 from django.db import models, transaction
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.engine.keys import BIN_SECONDS, LONGEST_NAME
+from ratelimits.models import users
 from ratelimits.models.keys import key_shard
 from ratelimits.models.versions import Edit, Tombstone
+from ratelimits.moments.columns import UTCDateTimeField
 
 #: Maximum number of names in one query.
 _CHUNK = 1000
@@ -107,6 +110,51 @@ class Name(models.Model):
         return Tombstone(kind="name", row=self.pk, shard=self.shard, key=key, version=edit.version, since=edit.since)
 
 
+class Move(models.Model):
+    """One move: an account text went from one customer to another. The row says what was moved, by whom, and why.
+
+    Usage of the text from `since` (s since 1970 UTC) on is the new customer's. Usage of before that was on reports
+    already stays on them. If adjustments gave it to the new customer, they did so from `adjusted_since` on.
+    """
+
+    class Kind(models.TextChoices):
+        """What a move is for people."""
+
+        RENAME = "rename", _("rename")
+        REUSE = "reuse", _("reuse")
+        SWAP = "swap", _("swap")
+        MERGE = "merge", _("merge")
+        SPLIT = "split", _("split")
+        GIVE = "give", _("given to another customer")
+
+    text = models.CharField(_("account"), max_length=LONGEST_NAME, db_index=True)
+    kind = models.CharField(_("kind"), max_length=10, choices=Kind.choices)
+    former = models.ForeignKey(Customer, models.PROTECT, related_name="+", verbose_name=_("former customer"))
+    customer = models.ForeignKey(Customer, models.PROTECT, related_name="+", verbose_name=_("customer"))
+    since = models.BigIntegerField(_("since (s)"))
+    adjusted_since = models.BigIntegerField(_("adjusted since (s)"), null=True, blank=True)
+    counted_again = models.BooleanField(_("counted again"), default=False)
+    reason = models.CharField(_("reason"), max_length=200, blank=True)
+    by: Any = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        users.set_null,
+        null=True,
+        related_name="+",
+        db_constraint=False,
+        verbose_name=_("by"),
+    )
+    at = UTCDateTimeField(_("at"), auto_now_add=True)
+
+    class Meta:
+        verbose_name = _("move of a name")
+        verbose_name_plural = _("moves of names")
+        ordering = ["-pk"]
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.text}: {self.former} → {self.customer}"
+
+
 class DatedName(NamedTuple):
     """The customer, by its primary key, whom an account text names from `since` (s since 1970 UTC) on."""
 
@@ -122,6 +170,11 @@ def waiting_text(customer: Customer) -> str:
 def is_waiting(text: str) -> bool:
     """Return whether a text is of a customer without an account text: it is no name, and no request has it."""
     return _WAITING_TEXT.fullmatch(text) is not None
+
+
+def waiting_token(text: str) -> str:
+    """Return the token of the customer to whom such a text belongs."""
+    return text.removeprefix(WAITING)
 
 
 def _chunks(items: Iterable[str]) -> Iterator[list[str]]:

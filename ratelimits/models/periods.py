@@ -31,6 +31,7 @@ from ratelimits.models.customers import (
     make_missing,
     names_of,
     waiting_text,
+    waiting_token,
 )
 from ratelimits.models.keys import key_shard
 from ratelimits.models.versions import Edit, edited
@@ -119,7 +120,7 @@ def _terms_in_force(rows: Iterable[_Row]) -> _Terms:
     return _DEFAULT_TERMS if oldest is None else oldest.terms
 
 
-def _timelines(using: str, customers: Collection[int]) -> dict[int, Timeline]:
+def customer_timelines(using: str, customers: Collection[int]) -> dict[int, Timeline]:
     """Return all billing periods of these customers, by primary key."""
     frozen, rows = _frozen(using, customers), _rows_of(using, customers)
     return {pk: Timeline(*_terms_in_force(rows.get(pk, ())), frozen.get(pk, ())) for pk in customers}
@@ -128,7 +129,7 @@ def _timelines(using: str, customers: Collection[int]) -> dict[int, Timeline]:
 def timelines(using: str, texts: Collection[str]) -> dict[str, DatedTimeline]:
     """Return all billing periods of these account texts, by text. Nothing is written."""
     names = names_of(using, texts)
-    of_customers = _timelines(using, {name.customer for dated in names.values() for name in dated})
+    of_customers = customer_timelines(using, {name.customer for dated in names.values() for name in dated})
     nameless = set(texts) - names.keys()
     terms: dict[str, _Terms] = {}
     for chunk in _chunks(nameless):
@@ -219,7 +220,7 @@ def freeze(using: str, uses: Collection[TextAndBin]) -> dict[TextAndBin, UsedPer
     if missing:
         pks = {customers[use] for use in missing}
         lock(using, pks)
-        of_customers = _timelines(using, pks)
+        of_customers = customer_timelines(using, pks)
         new: list[FrozenPeriod] = []
         for use in sorted(missing):
             customer, bin_ = customers[use], use[1]
@@ -330,7 +331,7 @@ def _customers(using: str, texts: Collection[str]) -> dict[str, int]:
         names = Name.objects.using(using).filter(identifier__in=chunk, until=None)
         customers |= dict(names.values_list("identifier", "customer"))
         if any(map(is_waiting, chunk)):
-            tokens = [text.removeprefix(WAITING) for text in chunk if is_waiting(text)]
+            tokens = [waiting_token(text) for text in chunk if is_waiting(text)]
             of_tokens = Customer.objects.using(using).filter(token__in=tokens).values_list("token", "pk")
             customers |= {f"{WAITING}{token}": pk for token, pk in of_tokens}
     return customers

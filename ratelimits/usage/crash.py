@@ -46,6 +46,7 @@ MOVE_STEPS = (
     "move:locked",
     "move:named",
     "move:counted",
+    "move:adjusted",
     "move:committed",
 )
 #: The steps of pushing report lines to a billing system.

@@ -68,6 +68,7 @@ OF_ALL_ROWS = {
     "keys",
     "finalise",
     "accounts",
+    "move",
 }
 _numbers = itertools.count(1)
 
@@ -274,6 +275,8 @@ def page_of(model: type[models.Model], name: str) -> Page:
         pages |= dict.fromkeys(("preview", "trial", "yesterday"), tries)
     if model is KeyOverride:
         pages["end"] = Page(may("change"), may("change"))
+    if model is Account:
+        pages["move"] = Page(may("change"), may("change"), changes=False)
     if model in IN_FILES:
         pages["import"] = Page(both(may("add"), may("change")), both(may("add"), may("change")))
         pages["export"] = Page(see)

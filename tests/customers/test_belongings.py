@@ -153,7 +153,7 @@ def test_the_history_says_why_a_row_has_another_key(processes: Processes) -> Non
     move("acme")
     history: Any = KeyOverride.history
     newest = history.filter(id=row.pk).order_by("-history_id").first()
-    assert newest.history_change_reason == "acme is the name of another customer now"
+    assert newest.history_change_reason == "the account text was moved to another customer"
     assert is_waiting(newest.key.removeprefix("account:"))
 
 

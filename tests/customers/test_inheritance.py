@@ -10,7 +10,8 @@ import pytest
 from django.test import Client
 
 from ratelimits import rules
-from ratelimits.customers.move import move, next_quarter
+from ratelimits.customers.move import move
+from ratelimits.customers.planning import next_quarter
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.identity import Identity
 from ratelimits.models import ConfigVersion, Customer, KeyReset, Name

@@ -15,9 +15,10 @@ import pytest
 from django.db import connection, transaction
 
 from ratelimits.customers.counting import closed_until, count_again
-from ratelimits.customers.move import Move, NotMovedError, move, next_quarter
+from ratelimits.customers.move import move
+from ratelimits.customers.planning import NotMovedError, next_quarter
 from ratelimits.engine.keys import BIN_SECONDS
-from ratelimits.models import ConfigVersion, Customer, Name, PeriodUsage, Report, ShardState
+from ratelimits.models import ConfigVersion, Customer, Move, Name, PeriodUsage, Report, ShardState
 from ratelimits.models.customers import make_missing, present, resolve
 from ratelimits.models.versions import editing
 from ratelimits.moments.databases import now_of

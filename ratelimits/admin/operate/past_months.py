@@ -39,6 +39,10 @@ class AsksAboutRunning(_Base):
         """Return the accounts whose bills depend on the row with this primary key."""
         raise NotImplementedError
 
+    def doubts(self, request: HttpRequest, row: Any, *, is_new: bool) -> list[str]:
+        """Return further sentences about a saved row that people must have read before it is committed."""
+        return []
+
     def changeform_view(
         self,
         request: HttpRequest,
@@ -53,10 +57,10 @@ class AsksAboutRunning(_Base):
         return super().changeform_view(request, object_id, form_url, extra_context)
 
     def response_add(self, request: HttpRequest, obj: Any, post_url_continue: str | None = None) -> HttpResponse:
-        return self._question(request, obj) or super().response_add(request, obj, post_url_continue)
+        return self._question(request, obj, is_new=True) or super().response_add(request, obj, post_url_continue)
 
     def response_change(self, request: HttpRequest, obj: Any) -> HttpResponse:
-        return self._question(request, obj) or super().response_change(request, obj)
+        return self._question(request, obj, is_new=False) or super().response_change(request, obj)
 
     def _running(self, accounts: Collection[str]) -> list[StillRunning]:
         """Return the first periods that still run, with amounts; one more than are listed if there are more."""
@@ -66,7 +70,7 @@ class AsksAboutRunning(_Base):
         running = list(islice(still_running(conf.DATABASE, accounts, now, month), _MAX_LISTED + 1))
         return with_amounts(conf.DATABASE, running)
 
-    def _question(self, request: HttpRequest, row: Any) -> HttpResponse | None:
+    def _question(self, request: HttpRequest, row: Any, *, is_new: bool) -> HttpResponse | None:
         """Return the page that asks, if the saved edit changes such a bill; None if it must be committed.
 
         The status of the page is 200, so `AuditedAdmin` rolls the edit back.
@@ -81,25 +85,31 @@ class AsksAboutRunning(_Base):
             if owed[0] != owed[1] or (account, period) not in before or (account, period) not in after:
                 end = f"{period.local_end()} {period.timezone}"
                 rows.append((account, month_text(period.label), end, owed[0] or "–", owed[1] or "–"))
-        # The bills of further accounts are not compared, so nobody knows whether the edit changes them.
-        has_more = len(after) > _MAX_LISTED
-        if not rows and not has_more:
-            return None
-        warnings = [_("This edit changes bills of a past month, which still runs in the time zones of these accounts.")]
-        if has_more:
+        warnings = self.doubts(request, row, is_new=is_new)
+        sentences = []
+        if rows:
+            warnings.append(
+                _("This edit changes bills of a past month, which still runs in the time zones of these accounts.")
+            )
+        if len(after) > _MAX_LISTED:
+            # The bills of further accounts are not compared, so nobody knows whether the edit changes them.
             warnings.append(
                 _("More than %(count)s accounts are still in a past month. The bills of the others were not compared.")
                 % {"count": _MAX_LISTED}
             )
-        consequences = Consequences(
-            title=str(_("Save: %(row)s") % {"row": row}),
-            sentences=[
+        if rows or len(after) > _MAX_LISTED:
+            sentences.append(
                 _(
                     "To change only the next billing period, save after these moments, or choose the next plan of an"
                     " account on its page."
                 )
-            ],
-            warnings=warnings if rows else warnings[1:],
+            )
+        if not warnings:
+            return None
+        consequences = Consequences(
+            title=str(_("Save: %(row)s") % {"row": row}),
+            sentences=sentences,
+            warnings=warnings,
             heads=[_("account"), _("period"), _("ends"), _("overage so far, before"), _("overage so far, after")],
             rows=rows,
         )

@@ -12,12 +12,13 @@ from django.contrib.auth import get_user_model
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
-from django.utils.dateparse import parse_date, parse_datetime
 
 from ratelimits import moments, rules, unknown_names
 from ratelimits.conf import conf
+from ratelimits.management.authors import author
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.numbers import whole_number
+from ratelimits.management.typed_moments import typed_moment
 from ratelimits.models import Access, Account, KeyOverride, KeyTotal, PlanMembership
 from ratelimits.models.access.targets import canonical
 from ratelimits.models.fields.durations import seconds
@@ -127,7 +128,7 @@ class Command(ExplainedCommand):
             self.stdout.write(_limit_text(limit))
 
     def _reset(self, options: dict[str, Any]) -> None:
-        user, key = _author(options), _existing_key(options)
+        user, key = author(options["by"]), _existing_key(options)
         row = reset(key, options["rule"], options["reason"], account=options["account"], by=user)
         self.stdout.write(f"{row.key} has all permits of {row.rule} again.")
 
@@ -135,11 +136,11 @@ class Command(ExplainedCommand):
         key = _existing_key(options)
         rule, extra, until = options["rule"], options["extra"], options["until"]
         owner = options["account"] or identity_of(key).account_id
-        for override in grant(key, rule, extra, until, options["reason"], account=owner, by=_author(options)):
+        for override in grant(key, rule, extra, until, options["reason"], account=owner, by=author(options["by"])):
             self.stdout.write(f"{override}: capacity {override.capacity}, {_validity_text(override)}")
 
     def _block(self, options: dict[str, Any]) -> None:
-        user = _author(options)
+        user = author(options["by"])
         row: Any = Access(
             effect=options["command"],
             target=options["target"],
@@ -159,7 +160,7 @@ class Command(ExplainedCommand):
     _allow = _block
 
     def _unblock(self, options: dict[str, Any]) -> None:
-        user, target, now = _author(options), canonical(options["target"]), moments.now()
+        user, target, now = author(options["by"]), canonical(options["target"]), moments.now()
         rows: list[Any] = [
             row for row in Access.objects.using(conf.DATABASE).filter(target=target) if row.in_force(now)
         ]
@@ -224,11 +225,8 @@ def _add_reason_and_author(command: CommandParser) -> None:
 
 def _moment(text: str) -> datetime:
     """Return the moment that a text names. Raise ValueError if it does not name a moment: argparse shows this error."""
-    moment = parse_datetime(text)
-    if moment is None and (day := parse_date(text)) is not None:
-        moment = datetime(day.year, day.month, day.day)  # noqa: DTZ001  (the time zone is added below)
-    if moment is not None:
-        return moments.typed(moment)
+    if (moment := typed_moment(text)) is not None:
+        return moment
     try:
         return moments.now() + timedelta(seconds=float(seconds(text)))
     except (ValidationError, OverflowError) as error:
@@ -241,17 +239,6 @@ _moment.__name__ = "moment"  # The error message of argparse contains this name:
 def _validity_text(row: Any) -> str:
     begins = f"from {row.valid_from:%Y-%m-%d %H:%M:%S %Z} " if row.valid_from else ""
     return f"{begins}until {row.valid_until:%Y-%m-%d %H:%M:%S %Z}" if row.valid_until else f"{begins}without an end"
-
-
-def _author(options: dict[str, Any]) -> Any:
-    name = options["by"]
-    if name is None:
-        return None
-    users: Any = get_user_model()
-    user = users._default_manager.filter(**{users.USERNAME_FIELD: name}).first()
-    if user is None:
-        raise NothingDoneError(f"There is no user “{name}”: write the user name of the person who decided this.")
-    return user
 
 
 def _messages(error: ValidationError) -> list[str]:

@@ -80,11 +80,11 @@ CUSTOMERS = {"acme": "cus_1", "initech": "cus_2"}
 REFUSED, NOTHING, UNSEEN = "refused by the database", "not applicable", "unseen"
 #: Tables with only single kinds of tampering: their rows say what is still to be done, not what was done.
 NOTES = {"ConfigVersion", "GapChange", "PushReceiver"}
-#: Tables that no bill depends on: sent alerts, what pages of the admin show, resets, tombstones, and uploads. Reports
-#: have the tokens of their customers, in their digests.
+#: Tables that no bill depends on: sent alerts, what pages of the admin show, resets, moves that were made, tombstones,
+#: and uploads. Reports have the tokens of their customers, in their digests.
 OTHER_TABLES = {
     *("Alert", "AlertChannel", "AlertDelivery", "AlertState"),
-    *("Customer", "Name"),
+    *("Customer", "Move", "Name"),
     *("Change", "Inspect", "KeyReset", "KeyTotal", "RecordedRequest", "RuleTotal"),
     *("Shadow", "Status", "TaskRun", "Tombstone", "Upload"),
 }

@@ -1,0 +1,201 @@
+"""Say in words, and as JSON, what a move would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from ratelimits.conf import conf
+from ratelimits.customers.planning import MovedUsage, Planned, shown
+from ratelimits.models import Access, Account, Customer, KeyOverride, Move
+from ratelimits.models.customers import waiting_text
+
+#: Maximum number of texts of a customer that a sentence names.
+_MAX_NAMED = 5
+
+
+def named(customer: Customer | None, texts: Sequence[str]) -> str:
+    """Return the token of a customer, with these account texts; "a new customer" for None."""
+    if customer is None:
+        return _("a new customer")
+    return f"{customer.token} ({_listed(texts)})" if texts else _("%(token)s (no text now)") % {"token": customer.token}
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:_MAX_NAMED]) + (", …" if len(texts) > _MAX_NAMED else "")
+
+
+def title(planned: Planned) -> str:
+    """Return what the move is, as the title of a page."""
+    return _("Move %(text)s: %(kind)s") % {"text": planned.text, "kind": planned.kind.label}
+
+
+def sentences(planned: Planned) -> Iterator[str]:
+    """Yield sentences about the effect of a move."""
+    values = {
+        "text": planned.text,
+        "former": _former(planned),
+        "customer": named(planned.customer, planned.customer_texts),
+        "kept": _listed(planned.former_texts),
+        "since": shown(planned.since),
+        "asked": shown(planned.asked),
+    }
+    yield _kind_sentence(planned) % values
+    if not planned.changes_names:
+        yield _("The customer has %(text)s from %(since)s on already, so only adjustments are made.") % values
+    else:
+        yield (
+            _(
+                "Bills: usage of %(text)s from %(since)s on is this customer's, and usage of before stays with the"
+                " customer who had the text then. Limits, overrides and blocks switch at once, when you confirm."
+            )
+            % values
+        )
+        yield from _belongings(planned)
+    if planned.counted_again:
+        yield _("Open periods are counted again, as listed below.")
+    if planned.since > planned.asked:
+        yield from (sentence % values for sentence in _about_reports(planned))
+
+
+def _former(planned: Planned) -> str:
+    if planned.former is None:
+        return _("nobody")
+    has_text = bool(planned.names) and planned.names[-1].customer == planned.former.pk
+    return named(planned.former, [planned.text, *planned.former_texts] if has_text else planned.former_texts)
+
+
+def _kind_sentence(planned: Planned) -> str:
+    if planned.kind == Move.Kind.RENAME:
+        if planned.is_unused:
+            return _(
+                "Rename: customer %(customer)s gets the new text %(text)s. Other texts of the customer stay its own"
+                " until you move them to somebody else."
+            )
+        return _("Rename: customer %(customer)s gets the text %(text)s of customer %(former)s.")
+    if planned.kind == Move.Kind.SWAP:
+        return _("Swap: customer %(former)s has got a text of customer %(customer)s, who now gets %(text)s in return.")
+    if planned.kind == Move.Kind.MERGE:
+        return _(
+            "Merge: %(text)s is the only text of customer %(former)s, and goes to customer %(customer)s, who gets one"
+            " bill for all texts. For a swap, move a text of this customer the other way afterwards."
+        )
+    if planned.kind == Move.Kind.SPLIT:
+        return _("Split: %(text)s goes from customer %(former)s, who keeps %(kept)s, to %(customer)s.")
+    if planned.kind == Move.Kind.REUSE:
+        return _(
+            "Reuse: %(text)s goes from customer %(former)s to %(customer)s. The former customer keeps its bills of"
+            " before, and has no text until it gets one."
+        )
+    return _("%(text)s goes from customer %(former)s, who keeps %(kept)s, to customer %(customer)s.")
+
+
+def _belongings(planned: Planned) -> Iterator[str]:
+    """Yield sentences about the rows that stay with the former customer, and about the terms of the customer."""
+    key = f"account:{planned.text}"
+    count = sum(
+        model.objects.using(planned.using).filter(**{column: key}).count()
+        for model, column in ((KeyOverride, "key"), (Access, "target"))
+    )
+    if count:
+        text = ngettext(
+            "%(count)d override, block or allow of %(key)s stays with its former customer.",
+            "%(count)d overrides, blocks and allows of %(key)s stay with their former customer.",
+            count,
+        )
+        yield text % {"count": count, "key": key}
+    row = None
+    if planned.customer is not None:
+        texts = [*planned.customer_texts, waiting_text(planned.customer)]
+        row = Account.objects.using(planned.using).filter(identifier__in=texts).order_by("pk").first()
+    values = {
+        "text": planned.text,
+        "plan": _("no plan") if row is None or row.plan is None else row.plan,
+        "zone": "UTC" if row is None else row.timezone,
+    }
+    yield _("%(text)s then has the plan and the terms of the customer: %(plan)s, %(zone)s.") % values
+
+
+def _about_reports(planned: Planned) -> Iterator[str]:
+    yield _("Reports have usage of %(text)s up to %(since)s, and reports never change.")
+    if not planned.adjusted:
+        yield _("There is no usage of %(text)s from %(asked)s until then, so nothing must be adjusted.")
+        return
+    yield _(
+        "So usage from %(asked)s until then is moved by adjustments, as listed below: they take it off the former"
+        " customer and give it to the customer, in new versions of reports."
+    )
+    if conf.ADJUSTMENT_APPROVAL:
+        yield _("Another person must approve these adjustments.")
+
+
+def warnings(planned: Planned) -> Iterator[str]:
+    """Yield a warning about a text that nobody has used."""
+    if planned.is_unused:
+        yield (
+            _("Nobody has used %(text)s yet, and no account has this identifier: check the spelling.")
+            % {"text": planned.text}
+        )
+
+
+def heads() -> list[str]:
+    """Return the heads of the table of `rows`."""
+    return [_("how"), _("meter"), _("units"), _("from customer"), _("period"), _("to customer"), _("period")]
+
+
+def rows(planned: Planned) -> list[tuple[str, ...]]:
+    """Return a row of texts for each part of the usage that goes from one customer to another."""
+    moved = [*planned.adjusted, *planned.counted_again]
+    tokens = _tokens(planned, moved)
+    to = planned.customer.token if planned.customer is not None else _("new")
+    return [
+        (
+            _("counted again") if usage.given_at is None else _("adjusted"),
+            usage.meter,
+            f"{usage.units:,}",
+            tokens.get(usage.former, _("nobody")),
+            usage.period.name,
+            to,
+            usage.to_period.name,
+        )
+        for usage in moved
+    ]
+
+
+def _tokens(planned: Planned, moved: Sequence[MovedUsage]) -> dict[int, str]:
+    customers = Customer.objects.using(planned.using).filter(pk__in={usage.former for usage in moved})
+    return dict(customers.values_list("pk", "token"))
+
+
+def as_json(planned: Planned) -> dict[str, Any]:
+    """Return what the move would do, for programs. Moments are in ISO 8601, in UTC."""
+    moved = [*planned.adjusted, *planned.counted_again]
+    tokens = _tokens(planned, moved)
+    return {
+        "text": planned.text,
+        "kind": planned.kind.value,
+        "former": None if planned.former is None else planned.former.token,
+        "customer": None if planned.customer is None else planned.customer.token,
+        "asked": _iso(planned.asked),
+        "since": _iso(planned.since),
+        "changes_nothing": planned.changes_nothing,
+        "usage": [
+            {
+                "how": "counted again" if usage.given_at is None else "adjusted",
+                "meter": usage.meter,
+                "units": usage.units,
+                "former": tokens.get(usage.former),
+                "period": usage.period.name,
+                "to_period": usage.to_period.name,
+            }
+            for usage in moved
+        ],
+    }
+
+
+def _iso(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
