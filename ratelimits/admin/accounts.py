@@ -18,7 +18,7 @@ from ratelimits.admin.audited import AuditedAdmin, InForceFilter
 from ratelimits.admin.changes.page import PARTS, PER_PAGE, shown_change
 from ratelimits.admin.changes.rows import changed_rows
 from ratelimits.admin.inspected import InspectedAdmin
-from ratelimits.admin.operate.moves import MovesNames, former_account
+from ratelimits.admin.operate.moves import MovesNames, former_accounts
 from ratelimits.admin.operate.past_months import AsksAboutRunning
 from ratelimits.admin.row_files.page import RowFiles
 from ratelimits.admin.suggestions import KeySuggestions, RowSuggestions
@@ -192,7 +192,7 @@ class AccountAdmin(MovesNames, InspectedAdmin, RowFiles, RowSuggestions, AsksAbo
 
     def doubts(self, request: HttpRequest, row: Account, *, is_new: bool) -> list[str]:
         """Return a sentence about a deleted account with the same text."""
-        return [sentence] if is_new and (sentence := former_account(row)) else []
+        return list(former_accounts([row.identifier]).values()) if is_new else []
 
     def billed_accounts(self, pk: Any) -> Collection[str]:
         """Return the account's identifier."""

@@ -15,7 +15,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from ratelimits.models import Account, ConfigVersion, KeyOverride, Plan, PlanMembership, Upload
+from ratelimits.models import Account, ConfigVersion, KeyOverride, Name, Plan, PlanMembership, Upload
 from ratelimits.models.row_files.uploads import MAX_AGE
 from tests.support.rows import rule
 
@@ -123,6 +123,19 @@ def test_keys_that_nobody_has_are_named_before_the_import() -> None:
     assert KeyOverride.objects.count() == 5
     accounts = importer("account")
     assert "do not exist" not in text(shown(accounts, ACCOUNTS, "identifier,name", "new,New"))
+
+
+def test_accounts_that_were_deleted_are_named_before_the_import() -> None:
+    Account.objects.create(identifier="acme")
+    token = Name.objects.get(identifier="acme").customer.token
+    Account.objects.all().delete()
+    client = importer("account")
+    page = shown(client, ACCOUNTS, "identifier,name", "acme,Acme", "bolt,Bolt")
+    said = text(page)
+    assert "1 line adds an account that was deleted before. It is about the same customer." in said
+    assert f"Its customer {token} still has this text" in said
+    confirmed(client, page)
+    assert "deleted before" not in text(shown(client, ACCOUNTS, "identifier,name", "acme,Other", "bolt,Bolt"))
 
 
 def test_the_other_lines_are_on_other_pages() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -235,6 +235,23 @@ class MovesNames(_Base):
             raise PermissionDenied
         return MoveView(self.admin_site, self.log_change).page(request)
 
+    def delete_model(self, request: HttpRequest, obj: Account) -> None:
+        """Delete the account, and say that its customer keeps its text."""
+        super().delete_model(request, obj)
+        self._say_kept(request)
+
+    def delete_queryset(self, request: HttpRequest, queryset: Any) -> None:
+        """Delete the accounts, and say that their customers keep their texts."""
+        super().delete_queryset(request, queryset)
+        self._say_kept(request)
+
+    def _say_kept(self, request: HttpRequest) -> None:
+        text = _(
+            "The customers of deleted accounts keep their texts, their usage and their bills. To give such a text to"
+            " somebody else, move it."
+        )
+        messages.info(request, text)
+
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Show a link above the form to the page that moves the text."""
         row = kwargs.get("obj")
@@ -298,17 +315,17 @@ def _move_text(made: Move, customer: Customer) -> str:
     return text % values
 
 
-def former_account(account: Account) -> str:
-    """Return a sentence if an account with the same text was deleted, and its customer still has the text; else ""."""
-    former = Account.history.using(conf.DATABASE).filter(identifier=account.identifier, history_type="-")
-    deleted = former.order_by("-history_date").first()
-    customer = customer_of(account)
-    if deleted is None or customer is None:
-        return ""
+def former_accounts(texts: Collection[str]) -> dict[str, str]:
+    """Return sentences about the texts of deleted accounts whose customers still have them, by text."""
+    former = Account.history.using(conf.DATABASE).filter(identifier__in=texts, history_type="-")
+    deleted = dict(former.order_by("history_date").values_list("identifier", "history_date")) if texts else {}
+    names = Name.objects.using(conf.DATABASE).filter(identifier__in=deleted, until=None)
     text = _(
         "An account %(text)s was deleted at %(when)s. Its customer %(customer)s still has this text, so the new account"
         " is about the same customer, with its usage and its bills. If it is somebody else, move the text to a new"
         " customer after you have saved."
     )
-    values = {"text": account.identifier, "when": local_time(deleted.history_date), "customer": customer.token}
-    return text % values
+    return {
+        identifier: text % {"text": identifier, "when": local_time(deleted[identifier]), "customer": token}
+        for identifier, token in names.values_list("identifier", "customer__token")
+    }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from django.utils.translation import gettext as _
 
 from ratelimits import unknown_names
+from ratelimits.admin.operate.moves import former_accounts
 from ratelimits.row_files.comparing import PORTION, ComparedLine, LineState
 
 #: Maximum number of lines that a section shows at once.
@@ -83,23 +84,29 @@ class ShownLines:
         return sections
 
 
-class UnknownKeys:
-    """Finds the new and changed lines whose key names a user or account that does not exist.
+class NotedLines:
+    """Finds the lines of which a person should read something before the import, such as a key that nobody has.
 
-    After `finish`, `count` is the number of these lines. `first` has the first `PER_PAGE` of these lines, each with its
-    number and a sentence.
+    `subject_of` returns the text that a new or changed line is about; "" for no text. `sentences_of` returns sentences
+    about some of these texts, by text. After `finish`, `count` is the number of lines with a sentence. `first` has the
+    first `PER_PAGE` of these lines, each with its number and its sentence.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        subject_of: Callable[[ComparedLine], str],
+        sentences_of: Callable[[Collection[str]], Mapping[str, str]],
+    ) -> None:
         self.count = 0
         self.first: list[tuple[int, str]] = []
+        self._subject_of, self._sentences_of = subject_of, sentences_of
         self._waiting: list[tuple[int, str]] = []
 
     def add(self, line: ComparedLine) -> None:
-        """Add a line. The keys of several lines are looked up together."""
-        key = getattr(line.row, "key", "") if line.state in (LineState.NEW, LineState.CHANGED) else ""
-        if key:
-            self._waiting.append((line.number, key))
+        """Add a line. The texts of several lines are looked up together."""
+        subject = self._subject_of(line) if line.state in (LineState.NEW, LineState.CHANGED) else ""
+        if subject:
+            self._waiting.append((line.number, subject))
         if len(self._waiting) >= PORTION:
             self._look_up()
 
@@ -108,8 +115,20 @@ class UnknownKeys:
         self._look_up()
 
     def _look_up(self) -> None:
-        unknown = unknown_names.in_keys(key for _number, key in self._waiting)
-        found = [(number, unknown[key]) for number, key in self._waiting if key in unknown]
+        sentences = self._sentences_of([subject for _number, subject in self._waiting])
+        found = [(number, sentences[subject]) for number, subject in self._waiting if subject in sentences]
         self.count += len(found)
         self.first += found[: PER_PAGE - len(self.first)]
         self._waiting = []
+
+
+def unknown_keys() -> NotedLines:
+    """Return what finds the lines whose key names a user or account that does not exist."""
+    return NotedLines(lambda line: getattr(line.row, "key", ""), unknown_names.in_keys)
+
+
+def deleted_before() -> NotedLines:
+    """Return what finds the lines that add an account whose text is still that of a deleted account's customer."""
+    return NotedLines(
+        lambda line: getattr(line.row, "identifier", "") if line.state is LineState.NEW else "", former_accounts
+    )
