@@ -91,7 +91,10 @@ class VersionedQuerySet(models.QuerySet[M]):
             return changed
 
     def delete(self) -> tuple[int, dict[str, int]]:
-        with self._editing():
+        with self._editing() as edit:
+            if edited.has_listeners(self.model):
+                # Tell of all rows together: while one row is deleted, the others are still in the table.
+                edited.send(self.model, before=list(self.all()), after=[], edit=edit)
             return super().delete()
 
     delete.alters_data = True  # type: ignore[attr-defined]
@@ -188,12 +191,15 @@ def write_tombstones(before: Iterable[M], after: Iterable[M], edit: Edit) -> Non
 
 
 @receiver(pre_delete, dispatch_uid="ratelimits.write_tombstone")
-def _write_tombstone_of_deleted(sender: type[models.Model], instance: models.Model, using: str, **kwargs: Any) -> None:
+def _write_tombstone_of_deleted(
+    sender: type[models.Model], instance: models.Model, using: str, origin: Any, **kwargs: Any
+) -> None:
     """Write a tombstone for every deleted row, also for a row that a cascade deletes."""
     if isinstance(instance, Versioned):
         with editing(using) as edit:
             # `instance` can have changes that were never saved.
             stored = type(instance)._base_manager.using(using).filter(pk=instance.pk).first() or instance
             stored.tombstone(edit).save(using=using)
-            edited.send(type(stored), before=[stored], after=[], edit=edit)
+            if not (isinstance(origin, VersionedQuerySet) and origin.model is type(stored)):
+                edited.send(type(stored), before=[stored], after=[], edit=edit)
             instance.stamp(edit)  # `simple_history` records the deletion with this version.

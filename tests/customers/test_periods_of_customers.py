@@ -23,7 +23,7 @@ from ratelimits.reports.verify.terms import verify_terms
 from ratelimits.reports.verify.totals import verify_totals
 from ratelimits.rules.loader import Loader
 from tests.reference.periods import Calendar
-from tests.support.reports.edits import change
+from tests.support.reports.edits import change, edit_at
 from tests.support.reports.invoices import account, close, spend
 from tests.support.usage.traffic import at, flow, use
 
@@ -156,6 +156,19 @@ def test_an_edit_of_one_row_freezes_the_periods_of_a_customer_with_several_texts
     change("2026-11-02", "x", timezone="Europe/Berlin")
     assert len(frozen(own)) == 1
     change("2026-11-02", "acme", timezone="Europe/Berlin")
+    assert {zone for _start, _end, zone in frozen(own)} == {"Asia/Tokyo"}
+    assert max(end for _start, end, _zone in frozen(own)) == at("2026-11-30T15:00")
+
+
+def test_rows_of_a_customer_that_are_deleted_together_freeze_its_periods() -> None:
+    payer = account("acme", timezone="Asia/Tokyo")
+    own = customer("acme")
+    spend(payer, "2026-09-15")
+    flow()
+    move("x", own, at("2026-10-01") // SECOND)
+    Account.objects.create(identifier="x", timezone="Asia/Tokyo")
+    with edit_at("2026-11-02"):
+        Account.objects.filter(identifier__in=["acme", "x"]).delete()
     assert {zone for _start, _end, zone in frozen(own)} == {"Asia/Tokyo"}
     assert max(end for _start, end, _zone in frozen(own)) == at("2026-11-30T15:00")
 
