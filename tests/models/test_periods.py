@@ -6,14 +6,11 @@ The model lists the frozen periods of each customer. Its months are those of a c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from datetime import datetime
-from functools import lru_cache
+from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 from threading import Thread
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pytest
 from django.contrib.auth import get_user_model
@@ -25,7 +22,8 @@ from ratelimits.models import Account, Adjustment, Customer, FrozenPeriod
 from ratelimits.models.ledger import moment
 from ratelimits.models.periods import freeze, timelines
 from ratelimits.reports.periods import month_in
-from tests.reference.periods import DAY, Calendar
+from tests.reference.customers import Periods
+from tests.reference.periods import DAY
 from tests.support.eventually import until
 from tests.support.reports.edits import edit_at
 from tests.support.usage.traffic import at
@@ -37,61 +35,13 @@ ZONES = (
 ANCHORS = ("", "", "2026-01-31T06:00", "2026-01-02T00:00", "2026-01-15T12:30", "2024-02-29T23:45", "2024-03-31T02:30")
 BIN, SECOND = 900, 1_000_000
 FIRST = at("2024-01-01")
-Span = tuple[int, int]
-
-
-@lru_cache
-def months(zone: str, anchor: str) -> Calendar:
-    return Calendar("month", zone, anchor or None)
 
 
 @dataclass
-class Model:
-    """A customer: the present terms, and the frozen periods with their zones and months (all moments in µs)."""
+class Model(Periods):
+    """A customer of the model, with its account text."""
 
-    name: str
-    zone: str = "UTC"
-    anchor: str = ""
-    frozen: dict[Span, tuple[str, str]] = field(default_factory=dict)
-
-    def period(self, at: int) -> Span:
-        """Return the period around a moment: go from month to month until a cut, in both directions."""
-        for span in self.frozen:
-            if span[0] <= at < span[1]:
-                return span
-        low = max((end for _start, end in self.frozen if end <= at), default=None)
-        high = min((start for start, _end in self.frozen if start > at), default=None)
-        calendar = months(self.zone, self.anchor)
-        start, end = calendar.span(at)
-        while not self.is_cut(start, low, high):
-            start = calendar.span(start - 1)[0]
-            if low is not None and start < low:
-                start = low
-        while not self.is_cut(end, low, high):
-            end = calendar.span(end)[1]
-            if high is not None and end > high:
-                end = high
-        return start if low is None else max(start, low), end if high is None else min(end, high)
-
-    @staticmethod
-    def is_cut(month: int, low: int | None, high: int | None) -> bool:
-        if month in (low, high):
-            return True
-        return (low is None or month >= low + 2 * DAY) and (high is None or month <= high - 2 * DAY)
-
-    def freeze(self, at: int) -> Span:
-        span = self.period(at)
-        if span not in self.frozen:
-            last = datetime.fromtimestamp((span[1] - 1) // SECOND, ZoneInfo(self.zone))
-            self.frozen[span] = self.zone, f"{last:%Y-%m}"
-        return span
-
-    def edit(self, zone: str, anchor: str, now: int) -> None:
-        if (zone, anchor) != (self.zone, self.anchor) and self.frozen:
-            moment = min(self.frozen)[0]
-            while moment <= now:
-                moment = self.freeze(moment)[1]
-        self.zone, self.anchor = zone, anchor
+    name: str = ""
 
 
 class History:
@@ -99,7 +49,7 @@ class History:
 
     def __init__(self, draw: Random, customers: int, months: int) -> None:
         self.draw, self.end = draw, FIRST + months * 30 * DAY
-        self.customers = [Model(f"{number}") for number in range(customers)]
+        self.customers = [Model(name=f"{number}") for number in range(customers)]
         self.author = get_user_model().objects.create(username="finance")
         self.acts = 0
 

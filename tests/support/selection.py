@@ -71,6 +71,7 @@ SLOW = (
     "reports/test_billing_pages.py",
     "reports/test_included.py",
     "reports/test_kept_database.py",
+    "reports/test_months.py",
     "reports/test_new_column.py",
     "reports/test_push_crashes.py",
     "reports/test_same_bytes.py",

@@ -2,7 +2,8 @@
 
 Customers get rows, time zones and anchors, and lose them, in the middle of their periods. The model knows the months of
 a calendar of its own (tests/reference/periods.py), and one rule: an edit keeps the present period of a customer that
-has used anything.
+has used anything. Texts get other customers too: each customer of a text begins with a limit of its own, and comes back
+to it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import pytest
 from django.db.models import Sum
 from django.test import override_settings
 
-from ratelimits import rules
+from ratelimits import models, rules
+from ratelimits.customers.move import move
 from ratelimits.engine.clock import clock
 from ratelimits.identity import Identity
 from ratelimits.models import Account, PeriodUsage, Report, ReportLine, ShardState
@@ -44,8 +46,9 @@ ANCHORS = (
     *("2024-01-15T12:30", "2024-04-26T00:15"),
 )
 CAPACITY = 100
-FIRST = at("2025-01-01T00:00")
+FIRST = at("2024-01-01T00:00")
 SECOND = 1_000_000
+QUARTER = 900 * SECOND
 Span = tuple[int, int]
 
 
@@ -54,15 +57,14 @@ def months(zone: str, anchor: str) -> Calendar:
     return Calendar("month", zone, anchor or None)
 
 
-@dataclass
+@dataclass(eq=False)
 class Customer:
-    """The model of a customer: the present terms, the kept period, and what was admitted in each period."""
+    """The model of a customer: the present terms, the kept period, and what each text was admitted in each period."""
 
-    name: str
     zone: str = "UTC"
     anchor: str = ""
     kept: Span | None = None
-    admitted: Counter[Span] = field(default_factory=Counter)
+    admitted: Counter[tuple[str, Span]] = field(default_factory=Counter)
 
     def period(self, moment: int) -> Span:
         """Return the period that contains a moment, which is not before the kept period."""
@@ -82,55 +84,63 @@ class Customer:
 
 
 class World:
-    """Make requests and edits at random moments, in their order, and compare each decision with the model."""
+    """Make requests, edits and moves at random moments, in their order, and compare each decision with the model."""
 
-    def __init__(self, draw: Random, customers: int, days: int, *, exact: bool) -> None:
-        self.draw, self.days, self.exact = draw, days, exact
-        self.customers = [Customer(f"{number}") for number in range(customers)]
+    def __init__(self, draw: Random, texts: int, days: int, *, exact: bool, moves: bool) -> None:
+        self.draw, self.days, self.exact, self.with_moves = draw, days, exact, moves
+        #: The customer of each account text. A group of texts shares its customers.
+        self.texts = {f"{number}": Customer() for number in range(texts)}
+        self.rows: dict[Customer, models.Customer] = {}
         self.found: list[str] = []
-        self.asked = self.edits = self.refused = 0
+        self.asked = self.edits = self.moves = self.refused = 0
 
     def run(self) -> None:
         for number in range(self.days):
             day = FIRST + number * DAY
             if self.draw.random() < 0.15:
                 self.edit_some(day)
-            for moment, customer in sorted(self.moments(day), key=lambda each: each[0]):
+            for moment, text in sorted(self.moments(day)):
                 clock.frozen = moment
-                self.ask(customer, moment)
+                self.ask(text, moment)
 
-    def moments(self, day: int) -> Iterator[tuple[int, Customer]]:
-        """Yield the moments of a day at which customers ask: any moments, and the last and first ones of periods."""
-        for customer in self.customers:
+    def moments(self, day: int) -> Iterator[tuple[int, str]]:
+        """Yield the moments of a day at which texts ask: any moments, and the last and first ones of periods."""
+        for text, customer in self.texts.items():
             for _ in range(self.draw.choice((0, 0, 0, 1, 2))):
-                yield day + self.draw.randrange(HOUR, DAY), customer
+                yield day + self.draw.randrange(HOUR, DAY), text
             end = customer.period(day + HOUR)[1]
             if day + HOUR < end < day + DAY:
-                yield from ((moment, customer) for moment in (end - 1, end, end + 1))
+                yield from ((moment, text) for moment in (end - 1, end, end + 1))
 
-    def ask(self, customer: Customer, moment: int) -> None:
+    def ask(self, text: str, moment: int) -> None:
+        customer = self.texts[text]
         period, cost = customer.period(moment), self.draw.randrange(1, 60)
-        expected = customer.admitted[period] + cost <= CAPACITY
-        who = Identity(user=f"user:{customer.name}", account=f"account:{customer.name}")
-        answer = checking.check(who, costs={"requests": cost})
+        expected = customer.admitted[text, period] + cost <= CAPACITY
+        answer = checking.check(Identity(user=f"user:{text}", account=f"account:{text}"), costs={"requests": cost})
         self.asked += 1
         self.refused += not answer.allowed
         if answer.allowed:
-            customer.admitted[period] += cost
+            customer.admitted[text, period] += cost
         if not self.exact:
             return
         left = (period[1] - moment) / SECOND
         says = answer.decision.reset_after if answer.allowed and answer.decision is not None else answer.retry_after
         if (answer.allowed, says) != (expected, left):
-            self.found.append(f"{customer} at {moment}: {answer.allowed}, {says} s, and not {expected}, {left} s")
+            self.found.append(f"{text} at {moment}: {answer.allowed}, {says} s, and not {expected}, {left} s")
 
     def edit_some(self, day: int) -> None:
-        """Edit the terms of some customers in the first hour of a day, after a drain, as a worker would drain."""
+        """Edit the terms of some customers in the first hour of a day, after a drain, as a worker would drain.
+
+        Some texts get another customer in this hour.
+        """
         clock.frozen = day
         spending.send_and_give_back(everything=True)
         flow()
-        for customer in self.draw.sample(self.customers, max(len(self.customers) // 4, 1)):
-            moment = day + self.draw.randrange(HOUR)
+        for text in self.draw.sample([*self.texts], max(len(self.texts) // 4, 1)):
+            moment, customer = day + self.draw.randrange(HOUR), self.texts[text]
+            if self.with_moves and self.draw.random() < 0.3:
+                self.move(text, moment)
+                continue
             zone, anchor = customer.zone, customer.anchor
             kind = self.draw.choice(("zone", "anchor", "anchor", "both", "neither", "delete"))
             if kind in ("zone", "both"):
@@ -139,25 +149,37 @@ class World:
                 anchor = self.draw.choice(ANCHORS)
             if kind == "delete":
                 zone, anchor = "UTC", ""
-            rows = Account.objects.filter(identifier=customer.name)
+            own = [each for each, named in self.texts.items() if named is customer]
+            rows = Account.objects.filter(identifier__in=own)
             with edit_at(moment):
                 if kind == "delete":
                     rows.delete()
                 elif not rows.update(timezone=zone, billing_anchor=anchor):
-                    Account.objects.create(identifier=customer.name, timezone=zone, billing_anchor=anchor)
+                    Account.objects.create(identifier=text, timezone=zone, billing_anchor=anchor)
             customer.edit(zone, anchor, moment)
             self.edits += 1
 
-    def bills(self) -> dict[tuple[str, int, int], int]:
-        """Close everything, and return what each report bills, by account, start and end."""
+    def move(self, text: str, moment: int) -> None:
+        """Give a text to a new customer, or to a customer that once had a text of the same group of four."""
+        group = int(text) // 4
+        known = [each for each in self.rows if any(int(own) // 4 == group for own, _period in each.admitted)]
+        to = self.draw.choice([None, *known])
+        moved = move(text, None if to is None else self.rows[to], (moment // QUARTER + 1) * QUARTER // SECOND)
+        self.rows[self.texts[text]] = moved.former
+        self.texts[text] = Customer() if to is None else to
+        self.rows[self.texts[text]] = moved.customer
+        self.moves += 1
+
+    def bills(self) -> dict[tuple[int, str, int, int], int]:
+        """Close everything, and return what is billed: by customer, text, start and end of the period."""
         spending.send_and_give_back(everything=True)
         flow()
         end = FIRST + (self.days + 100) * DAY
         ShardState.objects.update(watermark=end)
         finalise(end)
-        columns = ("report__account", "report__period_start", "report__period_end")
-        lines = ReportLine.objects.filter(report__version=1).order_by()
-        return {tuple(row[:-1]): row[-1] for row in lines.values_list(*columns).annotate(Sum("consumed_quantity"))}
+        sums = PeriodUsage.objects.values_list("customer", "account", "period", "period_end").order_by()
+        billed = sums.exclude(covered=None).annotate(Sum("admitted_units"))
+        return {(pk, text, start * SECOND, end * SECOND): units for pk, text, start, end, units in billed if units}
 
 
 HOUR = DAY // 24
@@ -185,20 +207,26 @@ def test_a_limit_admits_at_most_its_capacity_in_each_period_of_the_bill(
         RATELIMITS={**PLAIN, "ACCOUNT": None, "DENY_CACHE_SECONDS": 0, "RELOAD_INTERVAL": 3 * 10**8}
     ):
         rule("per-period", "calendar_window", capacity=CAPACITY, calendar_unit="billing_period", key_kind=kind, **more)
-        world = World(Random(f"{kind} {more}"), *((500, 730) if long_run else (3, 365)), exact="prefetch" not in more)
+        size = (500, 730) if long_run else (3, 365)
+        world = World(Random(f"{kind} {more}"), *size, exact="prefetch" not in more, moves=kind == "account")
         world.run()
         bills = world.bills()
     with capsys.disabled():
-        print(f"\n{world.asked} requests, {world.refused} refused, {world.edits} edits, {len(bills)} bills: ", end="")
+        told = f"{world.asked} requests, {world.refused} refused, {world.edits} edits, {world.moves} moves"
+        print(f"\n{told}, {len(bills)} bills: ", end="")
     assert world.found[:5] == []
     assert max(bills.values()) <= CAPACITY
+    for text, customer in world.texts.items():
+        world.rows.setdefault(customer, models.Name.objects.get(identifier=text, until=None).customer)
     admitted = {
-        (customer.name, *period): units
-        for customer in world.customers
-        for period, units in customer.admitted.items()
+        (row.pk, text, *period): units
+        for customer, row in world.rows.items()
+        for (text, period), units in customer.admitted.items()
         if units
     }
-    assert {bill: units for bill, units in bills.items() if units} == admitted
+    assert bills == admitted
+    reported = ReportLine.objects.filter(report__version=1).aggregate(units=Sum("consumed_quantity"))
+    assert reported["units"] == sum(bills.values())
     assert world.refused > world.asked // 20
+    assert (world.moves > 0) == world.with_moves
     assert not Report.objects.filter(version__gt=1).exists()
-    assert PeriodUsage.objects.exists()

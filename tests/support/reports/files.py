@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
@@ -33,16 +33,25 @@ class MonthlyFiles:
 
     def __init__(self, first: str, push: str = "") -> None:
         self.next, self.push = first, push
+        self._never_closed: Collection[str] = ()
         #: By month: the units of each report in the file, when it was taken.
         self.taken: dict[str, dict[Subject, int]] = {}
 
-    def take(self, now: int) -> None:
-        """Take the files of all months that are over at `now` (µs), and whose periods are all closed. Push too."""
+    def take(self, now: int, never_closed: Collection[str] = ()) -> None:
+        """Take the files of all months that are over at `now` (µs), and whose periods are all closed. Push too.
+
+        Nobody waits for the periods of the account texts `never_closed`.
+        """
+        self._never_closed = never_closed
         if self.push:
             plan(receiver(self.push), moment(now))
-        while now >= (self._end() + _OVER) * 1_000_000 and not any(open_in(connection.alias, self.next)):
+        while now >= (self._end() + _OVER) * 1_000_000 and not any(self._awaited()):
             self.taken[self.next] = self._file(self.next)
             self.next = f"{datetime.fromtimestamp(self._end(), UTC):%Y-%m}"
+
+    def _awaited(self) -> Iterator[str]:
+        """Yield the account texts whose open periods keep the next file from being taken."""
+        return (text for text, _period in open_in(connection.alias, self.next) if text not in self._never_closed)
 
     def _end(self) -> int:
         year, month = map(int, self.next.split("-"))
@@ -51,6 +60,8 @@ class MonthlyFiles:
     def _file(self, month: str) -> dict[Subject, int]:
         units: dict[Subject, int] = {}
         for statement in statements(month):
+            if statement.status != FINAL and statement.report.account in self._never_closed:
+                continue
             assert statement.status == FINAL, f"{statement.report} is provisional in a file whose periods are closed"
             subject = statement.report.account, statement.report.period_start
             assert subject not in units, f"{statement.report} is twice in its file"
