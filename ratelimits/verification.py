@@ -18,6 +18,7 @@ from django.db.models import QuerySet
 from ratelimits import signatures
 from ratelimits.conf import conf
 from ratelimits.models import ArchivedRange, Line, PeriodUsage, PushDelivery, Report, ReportLine
+from ratelimits.models.accounts.named import named_now
 from ratelimits.progress import Progress
 from ratelimits.push.verify import verify_pushed
 from ratelimits.reports.periods import checked_month
@@ -62,10 +63,10 @@ _KINDS = {
 class Verification:
     """One verification of the ledger and the reports.
 
-    `month` (such as "2026-11") chooses the reports of one month. `account` chooses the reports of one account. With
-    `account`, the ledger itself is not verified. `archives` are archive files. `manifests` are results of
-    `manifest.parse`. `checked` has the number of checked things, by kind. `progress` shows how much of each long stage
-    is done.
+    `month` (such as "2026-11") chooses the reports of one month. `account` chooses the reports of the customer whom it
+    names now. With `account`, the ledger itself is not verified. `archives` are archive files. `manifests` are results
+    of `manifest.parse`. `checked` has the number of checked things, by kind. `progress` shows how much of each long
+    stage is done.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class Verification:
         """Return the reports to verify."""
         reports = Report.objects.using(self._using)
         if self._account is not None:
-            reports = reports.filter(account=self._account)
+            reports = reports.filter(customer__token=named_now(self._using, [self._account])[self._account].token)
         if self._month is not None:
             reports = reports.filter(label=self._month)
         return reports

@@ -29,6 +29,7 @@ from ratelimits.admin.suggestions import KeySuggestions
 from ratelimits.admin.typed import TypedNumbers
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment
+from ratelimits.models.accounts.named import named
 from ratelimits.reports import adjusting
 from ratelimits.reports.closing import close
 from ratelimits.reports.statements.effect import Effect, effect_of
@@ -237,13 +238,13 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
 
     @admin.action(description=_("Put the selected adjustments on reports now"), permissions=["finalise"])
     def finalise(self, request: HttpRequest, queryset: QuerySet[Adjustment]) -> None:
-        """Finalise all periods that can be closed, for the accounts of these adjustments.
+        """Finalise all periods that can be closed, for the customers of these adjustments.
 
         Without this action, the worker finalises these periods later.
         """
-        unreported = queryset.filter(report=None, approval__in=Adjustment.REPORTABLE).order_by("account")
-        for account in list(unreported.values_list("account", flat=True).distinct()):
-            for report in close.finalise(account=account):
+        unreported = queryset.filter(report=None, approval__in=Adjustment.REPORTABLE).order_by()
+        for customer in named(queryset.db, set(unreported.values_list("customer", flat=True))):
+            for report in close.finalise(account=customer.present[0]):
                 self.message_user(request, _("Report %(report)s was finalised.") % {"report": report}, messages.SUCCESS)
         # Read each adjustment again: it can now be on a report.
         for adjustment in queryset.select_related("report").order_by("pk"):

@@ -24,6 +24,7 @@ from ratelimits import moments
 from ratelimits.alerts import webhook
 from ratelimits.conf import conf
 from ratelimits.models import Account, Alert, AlertDelivery
+from ratelimits.models.accounts.named import named
 from ratelimits.models.ledger import moment
 from ratelimits.reports.periods import SECOND
 from ratelimits.signals import threshold_reached
@@ -131,7 +132,8 @@ def _send(delivery: AlertDelivery, now: datetime) -> None:
 def mail(delivery: AlertDelivery, address: str) -> EmailMessage:
     """Return the e-mail of a delivery. A project can replace the templates of the subject and the text."""
     alert = delivery.alert
-    account = Account.objects.using(conf.DATABASE).filter(identifier=alert.account).first()
+    (customer,) = named(conf.DATABASE, [alert.customer_id])
+    account = Account.objects.using(conf.DATABASE).filter(identifier=customer.account).first()
     values = {
         "alert": alert,
         "account": account or alert.account,

@@ -1,4 +1,4 @@
-"""Evaluate thresholds: raise an alert when an account's usage reaches a percentage of its quota.
+"""Evaluate thresholds: raise an alert when a customer's usage reaches a percentage of its quota.
 
 An alert and its deliveries are written in one transaction. When all alerts are written, the position of the last
 evaluated batch is written too. If the process dies before this, the evaluation is repeated. The repetition does not
@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import islice
+from itertools import groupby, islice
 from operator import or_
 
 from django.db import IntegrityError, InterfaceError, OperationalError, transaction
@@ -30,6 +30,7 @@ from ratelimits.models import (
     PeriodUsage,
     ShardState,
 )
+from ratelimits.models.accounts.named import NamedCustomer, named
 from ratelimits.models.ledger.sums import MAX_TOTAL, ExactSum, is_overflow
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.terms import Terms, TermsBook
@@ -39,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 #: A billing period that started longer ago than this (s) has ended. It is not evaluated.
 _MAX_AGE = 93 * 86_400
-#: How many accounts are evaluated together.
+#: How many customers are evaluated together.
 _CHUNK = 500
 
 
@@ -68,13 +69,13 @@ class _Evaluation:
     rule_names: Mapping[int, str]
 
 
-#: The largest quantity for which an alert exists, by account, period, meter, percent and rule. Rule 0 stands for the
-#: plan's included quantity.
+#: The largest quantity for which an alert exists, by token of the customer, period, meter, percent and rule. Rule 0
+#: stands for the plan's included quantity.
 _LargestQuantities = dict[tuple[str, int, str, int, int], int]
 
 
 def evaluate(now: int | None = None) -> list[Alert]:
-    """Raise an alert for each threshold that an account has newly reached, and return the alerts.
+    """Raise an alert for each threshold that a customer has newly reached, and return the alerts.
 
     No alert is raised twice, even if two processes evaluate at the same time. `now` is in µs since 1970 UTC; the
     default is the time of this machine. Raise `rules.RulesUnavailable` if the rules cannot be read.
@@ -93,9 +94,9 @@ def evaluate(now: int | None = None) -> list[Alert]:
     since = min(AlertState.objects.using(using).values_list("since", flat=True))
     evaluation = _Evaluation(using, thresholds, now, since, TermsBook(using), MonthlyLimits(using, snapshot), names)
     raised: list[Alert] = []
-    accounts = _changed_accounts(using, shards, now)
-    while chunk := list(islice(accounts, _CHUNK)):
-        raised += _evaluate(evaluation, chunk)
+    customers = _changed_customers(using, shards, now)
+    while chunk := list(islice(customers, _CHUNK)):
+        raised += _evaluate(evaluation, named(using, chunk))
     crash.reached("alerts:evaluated")
     for changed in shards:
         AlertState.objects.using(using).filter(shard=changed.shard, position__lte=changed.until).update(
@@ -124,89 +125,100 @@ def _changed_shards(using: str, version_and_thresholds: str, now: int) -> list[C
     return changed
 
 
-def _changed_accounts(using: str, shards: Sequence[ChangedShard], now: int) -> Iterator[str]:
-    """Return the accounts with changed totals, in alphabetical order."""
+def _changed_customers(using: str, shards: Sequence[ChangedShard], now: int) -> Iterator[int]:
+    """Return the primary keys of the customers with changed totals."""
     changed = reduce(or_, (Q(shard=changed_shard.shard, position__gt=changed_shard.after) for changed_shard in shards))
     rows = PeriodUsage.objects.using(using).filter(changed, period__gt=now // SECOND - _MAX_AGE).exclude(account="")
-    return rows.order_by("account").values_list("account", flat=True).distinct().iterator()
+    return rows.order_by("customer").values_list("customer", flat=True).distinct().iterator()
 
 
-def _evaluate(evaluation: _Evaluation, accounts: list[str]) -> list[Alert]:
-    """Raise the alerts of these accounts and return them."""
+def _evaluate(evaluation: _Evaluation, customers: list[NamedCustomer]) -> list[Alert]:
+    """Raise the alerts of these customers and return them."""
     oldest = evaluation.now // SECOND - _MAX_AGE
-    rows = PeriodUsage.objects.using(evaluation.using).filter(account__in=accounts, period__gt=oldest).order_by()
-    totals = rows.values_list("account", "period", "meter", "rule").annotate(
+    pks = [customer.pk for customer in customers]
+    rows = PeriodUsage.objects.using(evaluation.using).filter(customer__in=pks, period__gt=oldest).order_by()
+    totals = rows.values_list("customer", "period", "meter", "rule", "account").annotate(
         ExactSum("admitted_units"), ExactSum("refunded_units")
     )
-    by_meter: dict[tuple[str, int, str], list[tuple[int, int]]] = {}
-    for account, period, meter, rule, admitted, refunded in totals:
-        by_meter.setdefault((account, period, meter), []).append((rule, admitted - refunded))
-    existing = _existing(evaluation, accounts, oldest)
-    terms = evaluation.terms.of(accounts)
+    by_meter: dict[tuple[int, int, str], list[tuple[int, str, int]]] = {}
+    for pk, start, meter, rule, account, admitted, refunded in totals:
+        by_meter.setdefault((pk, start, meter), []).append((rule, account, admitted - refunded))
+    existing = _existing(evaluation, pks, oldest)
+    terms = evaluation.terms.of_customers(customers)
     raised: list[Alert] = []
-    for (account, start, meter), by_rule in sorted(by_meter.items()):
+    by_pk = {customer.pk: customer for customer in customers}
+    for pk, start, meter in sorted(by_meter, key=lambda subject: (by_pk[subject[0]], *subject[1:])):
+        customer = by_pk[pk]
         try:
-            period = terms[account].period(start * SECOND)
+            period = terms[customer.token].period(start * SECOND)
             if period.end > evaluation.since:
-                usages = [AccountUsage(account, meter, rule, period, used) for rule, used in sorted(by_rule)]
-                raised += _raise_for(evaluation, usages, terms[account], existing)
+                usages = [
+                    AccountUsage(customer, account, meter, rule, period, used)
+                    for rule, account, used in sorted(by_meter[pk, start, meter])
+                ]
+                raised += _raise_for(evaluation, usages, terms[customer.token], existing)
         except Exception as error:
             if isinstance(error, OperationalError | InterfaceError) and not is_overflow(error):
-                raise  # The database failed, not this account.
-            logger.exception("Alerts of account %r cannot be raised; those of other accounts are", account)
+                raise  # The database failed, not this customer.
+            logger.exception("Alerts of account %r cannot be raised; those of other accounts are", customer.account)
     return raised
 
 
-def _existing(evaluation: _Evaluation, accounts: list[str], oldest: int) -> _LargestQuantities:
-    """Return the largest quantities for which these accounts have alerts, in periods that started after `oldest`."""
+def _existing(evaluation: _Evaluation, pks: Sequence[int | None], oldest: int) -> _LargestQuantities:
+    """Return the largest quantities for which these customers have alerts, in periods that started after `oldest`."""
     existing: _LargestQuantities = {}
-    for alert in Alert.objects.using(evaluation.using).filter(account__in=accounts, period__gt=oldest).iterator():
-        _add(existing, alert)
+    alerts = Alert.objects.using(evaluation.using).filter(customer__in=pks, period__gt=oldest)
+    for alert in alerts.select_related("customer").iterator():
+        _add(existing, alert, alert.customer.token)
     return existing
 
 
-def _add(existing: _LargestQuantities, alert: Alert) -> None:
+def _add(existing: _LargestQuantities, alert: Alert, token: str) -> None:
     """Add the quantity of an alert to `existing`."""
     # Usage under any rule counts towards the included quantity. So an alert about the included quantity names no rule.
     rule = 0 if alert.basis == Alert.Basis.INCLUDED else alert.rule
-    subject = alert.account, alert.period, alert.meter, alert.threshold, rule
+    subject = token, alert.period, alert.meter, alert.threshold, rule
     existing[subject] = max(existing.get(subject, 0), alert.quantity)
 
 
 def _raise_for(
     evaluation: _Evaluation, usages: Sequence[AccountUsage], terms: Terms, existing: _LargestQuantities
 ) -> Iterator[Alert]:
-    """Raise and yield the alerts of one account, billing period and meter. `usages` has the usage under each rule.
+    """Raise and yield the alerts of one customer, billing period and meter.
 
-    Of the quotas of a rule, only the one that is used up the most, in percent, raises alerts.
+    `usages` has the usage under each rule and account, sorted by rule. Of the quotas of a rule, only the one that is
+    used up the most, in percent, raises alerts.
     """
     total = sum(usage.used for usage in usages)
-    for usage in usages:
-        quotas = [
-            *included(total, terms.included.get(usage.meter, 0)),
-            *evaluation.limits.quotas(usage, evaluation.thresholds[0]),
-        ]
+    for _rule, group in groupby(usages, key=lambda usage: usage.rule):
+        of_rule = list(group)
+        usage = of_rule[0]
+        quotas = [*included(total, terms.included.get(usage.meter, 0))]
+        for each in of_rule:
+            quotas += evaluation.limits.quotas(each, evaluation.thresholds[0])
         highest = max(quotas, key=lambda quota: quota.share, default=None)
         if highest is None:
             continue
-        subject = usage.account, usage.period.start // SECOND, usage.meter
+        subject = usage.customer.token, usage.period.start // SECOND, usage.meter
         for percent in filter(highest.reaches, evaluation.thresholds):
             # Earlier alerts were about the included quantity (rule 0) or about the limit of this rule.
             largest_alerted = max(existing.get((*subject, percent, rule), 0) for rule in (0, usage.rule))
             # After an upgrade of the plan, the same percentage means a larger quantity, so a new alert is raised.
             if largest_alerted < highest.quantity:
                 alert = _alert(evaluation, usage, highest, percent)
-                if _write(evaluation.using, alert):
+                if _write(evaluation.using, alert, usage.customer):
                     yield alert
-                _add(existing, alert)
+                _add(existing, alert, usage.customer.token)
 
 
 def _alert(evaluation: _Evaluation, usage: AccountUsage, quota: UsedQuota, percent: int) -> Alert:
-    start = usage.period.start // SECOND
+    start, pk = usage.period.start // SECOND, usage.customer.pk
+    assert pk is not None
     rule = 0 if quota.basis == Alert.Basis.INCLUDED else usage.rule
     return Alert(
-        id=Alert.id_of(usage.account, start, usage.meter, rule, percent, quota.quantity),
-        account=usage.account,
+        id=Alert.id_of(usage.customer.token, start, usage.meter, rule, percent, quota.quantity),
+        customer_id=pk,
+        account=usage.customer.account,
         meter=usage.meter,
         rule=rule,
         rule_name=evaluation.rule_names.get(rule, ""),
@@ -220,9 +232,9 @@ def _alert(evaluation: _Evaluation, usage: AccountUsage, quota: UsedQuota, perce
     )
 
 
-def _write(using: str, alert: Alert) -> bool:
+def _write(using: str, alert: Alert, customer: NamedCustomer) -> bool:
     """Write an alert and its deliveries in one transaction; return False if the alert exists already."""
-    channels = AlertChannel.objects.using(using).filter(account__identifier=alert.account, active=True)
+    channels = AlertChannel.objects.using(using).filter(account__identifier__in=customer.present, active=True)
     try:
         with transaction.atomic(using=using, durable=True):
             alert.save(using=using, force_insert=True)

@@ -13,7 +13,8 @@ from ratelimits.algorithms.limits import Algorithm, Mode
 from ratelimits.conf import conf
 from ratelimits.identity import Identity, user_of_account
 from ratelimits.models import Alert, KeyOverride, Line
-from ratelimits.reports.periods import SECOND
+from ratelimits.models.accounts.named import NamedCustomer
+from ratelimits.reports.periods import SECOND, in_spans
 from ratelimits.rules import Snapshot
 
 #: A rule's window and a billing period are the same month if their starts and their ends differ by at most this (µs).
@@ -49,8 +50,12 @@ class UsedQuota:
 
 @dataclass(frozen=True, slots=True)
 class AccountUsage:
-    """How many units of a meter an account has used in a billing period under one rule; `rule` 0 means no rule."""
+    """How many units of a meter a customer has used under one of its accounts, in a billing period and under one rule.
 
+    `rule` 0 means no rule. Limits count each account by itself.
+    """
+
+    customer: NamedCustomer
     account: str
     meter: str
     rule: int
@@ -83,7 +88,9 @@ class MonthlyLimits:
         if row is None or row.algorithm is None or not _may_limit_a_period(row.algorithm, usage.period):
             return
         if row.key_kind == "account":
-            yield from self._quotas_of(Identity(account=f"account:{usage.account}"), usage, usage.used, key="")
+            key = f"account:{usage.account}"
+            is_only = usage.account == usage.customer.account
+            yield from self._quotas_of(Identity(account=key), usage, usage.used, key="" if is_only else key)
         elif row.key_kind in ("caller", "user") and (user := user_of_account(usage.account)):
             # The user is the account, so the rule counts all of its usage. The ledger has a part under its API keys.
             used = usage.used + self._used_elsewhere(usage, [user]).get(user, 0)
@@ -117,8 +124,8 @@ class MonthlyLimits:
 
     def _usage_by_key(self, usage: AccountUsage) -> list[tuple[str, int]]:
         """Return the account's keys with the most usage under the rule, each with its usage in units."""
-        within = {"bin__gte": usage.period.start // SECOND, "bin__lt": usage.period.end // SECOND}
-        rows = Line.objects.using(self._using).filter(account=usage.account, **within)
+        spans = usage.customer.spans(usage.period.start, usage.period.end)
+        rows = Line.objects.using(self._using).filter(in_spans(span for span in spans if span.text == usage.account))
         keys = rows.filter(meter=usage.meter, rule=usage.rule).values_list("key").order_by()
         sums = list(keys.annotate(used=_USED).order_by("-used", "key")[:_MAX_KEYS])
         elsewhere = self._used_elsewhere(usage, [key for key, _used in sums])

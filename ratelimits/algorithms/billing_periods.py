@@ -8,13 +8,11 @@ Between frozen periods, the account's present time zone and anchor say where per
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
-from functools import cached_property, lru_cache
-from math import inf
-from operator import itemgetter
+from functools import lru_cache
 from typing import NamedTuple
 
 from ratelimits.algorithms import calendar
@@ -230,82 +228,6 @@ class Timeline:
             if _span_at(self.timezone, self.anchor, needed, period.start) != span:
                 needed.append(span)
         return PeriodTerms(self.timezone, self.anchor, tuple(needed))
-
-
-class DatedTimeline:
-    """All billing periods of an account text: at each moment those of the customer whom the text names then.
-
-    Each part has the moment from which on the text names a customer (µs since 1970 UTC), the customer's number, and the
-    customer's periods. Two customers can have periods that overlap, so the usage of a period is perhaps not all of the
-    text's usage between its start and its end: `spans` says which it is. Periods with the same start are one period of
-    the text, which ends with the last of them.
-    """
-
-    def __init__(self, parts: Sequence[tuple[int, int, Timeline]]) -> None:
-        self._parts = parts
-
-    def at(self, moment: int) -> Period:
-        """Return the billing period that contains a moment (µs since 1970 UTC)."""
-        period = self._present(moment).at(moment)
-        return self.frozen.get(period.start, period)
-
-    def _present(self, moment: int) -> Timeline:
-        return self._parts[max(bisect_right(self._parts, moment, key=itemgetter(0)) - 1, 0)][2]
-
-    @property
-    def newest(self) -> Timeline:
-        """Return all billing periods of the customer whom the text names now."""
-        return self._parts[-1][2]
-
-    @property
-    def was_moved(self) -> bool:
-        """Return whether the text has named several customers."""
-        return len(self._parts) > 1
-
-    @cached_property
-    def frozen(self) -> dict[int, Period]:
-        """Return the frozen periods that can have usage of the text, by their starts."""
-        found: dict[int, Period] = {}
-        for low, high, _customer, timeline in self._bounded():
-            for period in timeline.frozen:
-                other = found.get(period.start)
-                if period.start < high and low < period.end and (other is None or other.end < period.end):
-                    found[period.start] = period
-        return found
-
-    def _bounded(self) -> Iterator[tuple[float, float, int, Timeline]]:
-        """Yield the parts, each with its start and its end. The first one has no start, and the last one no end."""
-        starts = [-inf, *(since for since, _customer, _timeline in self._parts[1:]), inf]
-        for number, (_since, customer, timeline) in enumerate(self._parts):
-            yield starts[number], starts[number + 1], customer, timeline
-
-    def is_frozen(self, period: Period) -> bool:
-        """Return whether a period is one of the frozen periods."""
-        return self.frozen.get(period.start) == period
-
-    def spans(self, start: int, end: int) -> list[Span]:
-        """Return the spans in which usage of the text belongs to a period with this start and this end.
-
-        All moments are in µs since 1970 UTC.
-        """
-        if not self.was_moved:
-            return [(start, end)]
-        spans = []
-        for low, high, _customer, timeline in self._bounded():
-            first, last = int(max(start, low)), int(min(end, high))
-            if first < last and (own := timeline.at(first)).start == start:
-                spans.append((first, min(last, own.end)))
-        return spans
-
-    @property
-    def customers(self) -> set[int]:
-        """Return the numbers of the customers; 0 stands for no customer."""
-        return {customer for _since, customer, _timeline in self._parts}
-
-    def customer_of(self, period: Period) -> int:
-        """Return the number of the newest customer of the text who has this period; otherwise that of the newest."""
-        owners = (customer for _since, customer, timeline in reversed(self._parts) if timeline.is_frozen(period))
-        return next(owners, self._parts[-1][1])
 
 
 def _start(period: Period) -> int:

@@ -28,7 +28,8 @@ from ratelimits.api.windows import DAY, WindowQuery
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import Identity, identify
-from ratelimits.models.customers import NameSpan, spans_of
+from ratelimits.models.accounts.named import NamedCustomer, named_now
+from ratelimits.models.customers import NameSpan
 from ratelimits.models.keys import canonical_account, spelled_key
 from ratelimits.models.ledger import moment
 from ratelimits.quota.standings import UNAVAILABLE, standings
@@ -58,8 +59,9 @@ class UsageView(APIView):
         parameters, now = _parameters(request, UsageQuery), time.time_ns() // 1000
         identity = _identity(request, parameters, "ratelimits.view_line")
         account = identity.account_id
-        terms = TermsBook(conf.DATABASE).of([account])[account] if account else Terms()
-        spans = spans_of(conf.DATABASE, account) if account else None
+        customer = named_now(conf.DATABASE, [account])[account] if account else None
+        terms = Terms() if customer is None else TermsBook(conf.DATABASE).of_customers([customer])[customer.token]
+        spans = None if customer is None else customer.names
         query = _window_query(parameters, spans, terms, now)
         rows, last = windows.rows(conf.DATABASE, query, parameters.get("cursor"), parameters["page_size"])
         is_first_page = "cursor" not in parameters
@@ -70,8 +72,10 @@ class UsageView(APIView):
                 "timezone": query.timezone,
                 "from": moment(query.start),
                 "to": moment(query.end),
-                "complete_until": _complete_until([""] if spans is None else {span.text for span in spans}),
-                "quota": _quota(identity, terms, now) if account and is_first_page else None,
+                "complete_until": _complete_until(
+                    [account] if spans is None else {account, *(span.text for span in spans)}
+                ),
+                "quota": _quota(identity, customer, terms, now) if customer and is_first_page else None,
                 "next": _next_link(request, query, cursor(last)) if last is not None else None,
                 "results": [{**row, "unit": _unit(row["meter"])} for row in rows],
             }
@@ -82,8 +86,9 @@ class ReportView(APIView):
     """Return the report of a month as a file.
 
     The report contains the billing periods whose last moment is in the month. Finalised periods have the numbers of
-    their newest report. Open periods have provisional numbers. Customers get the report of their own account. Staff who
-    may view reports get the report of all accounts, or of the account that the parameter `account` names.
+    their newest report. Open periods have provisional numbers. Customers get their own reports, under all accounts that
+    ever named them. Staff who may view reports get the reports of all customers, or of the customer that `account`
+    names.
     """
 
     permission_classes = [IsAuthenticated]
@@ -199,8 +204,8 @@ def _complete_until(accounts: Iterable[str]) -> datetime | None:
     return moment(until) if until else None
 
 
-def _quota(identity: Identity, terms: Terms, now: int) -> dict[str, Any]:
-    period, meters = present_usage(conf.DATABASE, identity.account_id, terms, now)
+def _quota(identity: Identity, customer: NamedCustomer, terms: Terms, now: int) -> dict[str, Any]:
+    period, meters = present_usage(conf.DATABASE, customer, terms, now)
     return {
         "period_start": moment(period.start),
         "period_end": moment(period.end),

@@ -20,7 +20,6 @@ from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.models import FrozenPeriod, Line
 from ratelimits.models.customers import NameSpan
 from ratelimits.models.ledger.sums import ExactSum
-from ratelimits.models.periods import timelines
 from ratelimits.reports.periods import MAX_LENGTH, SECOND, moment, within
 from ratelimits.reports.terms import Terms
 
@@ -119,7 +118,7 @@ def _condition(query: WindowQuery) -> Q:
         value = getattr(query, name)
         if value is not None:
             condition &= Q(**{name: value})
-    return condition if query.spans is None else condition & reduce(or_, map(_within, query.spans))
+    return condition if query.spans is None else condition & reduce(or_, map(_within, query.spans), Q(pk__in=()))
 
 
 def _within(span: NameSpan) -> Q:
@@ -196,21 +195,29 @@ def _offsets(query: WindowQuery) -> Iterator[tuple[int, int]]:
 
 def _with_spans(using: str, query: WindowQuery, page: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the rows, each with the start and the end of its window."""
-    names = {row["account"] for row in page} if query.window == "period" and query.spans is None else set()
-    periods = timelines(using, names)
+    ends = _period_ends(using, page) if query.window == "period" and query.spans is None else {}
     for row in page:
         window = row.pop("window")
-        if query.window == "period":
-            # Without an account, only usage of frozen periods has a window.
-            start = window * SECOND
-            period = query.terms.period(start) if query.spans is not None else periods[row["account"]].frozen[start]
-            span_start, span_end = period.start, period.end
-        else:
-            span_start, span_end = _span(query, window)
-        yield {"start": moment(span_start), "end": moment(span_end), **row}
+        start, end = ends.get((row["account"], window)) or _span(query, window)
+        yield {"start": moment(start), "end": moment(end), **row}
+
+
+def _period_ends(using: str, page: list[dict[str, Any]]) -> dict[tuple[str, int], tuple[int, int]]:
+    """Return the start and the end of the billing period of each row (µs since 1970 UTC), by account and window.
+
+    Only usage of frozen periods has a window. If an account has named two customers whose periods start together, the
+    row has the usage of both, and the end of the later one.
+    """
+    texts, starts = {row["account"] for row in page}, {row["window"] * SECOND for row in page}
+    rows = FrozenPeriod.objects.using(using).filter(customer__names__identifier__in=texts, start__in=starts)
+    spans = rows.order_by("end").values_list("customer__names__identifier", "start", "end")
+    return {(text, start // SECOND): (start, end) for text, start, end in spans}
 
 
 def _span(query: WindowQuery, window: int) -> tuple[int, int]:
+    if query.window == "period":
+        period = query.terms.period(window * SECOND)
+        return period.start, period.end
     if query.window == "day":
         # If the clocks change at midnight, local midnight can be missing, or can come twice. Noon comes once a day.
         noon = moment((window + 12 * HOUR) * SECOND).replace(tzinfo=calendar.zone(query.timezone))

@@ -162,9 +162,10 @@ def _adjust(planned: Planned, made: Move) -> None:
         assert usage.taken_at is not None
         assert usage.given_at is not None
         reason = f"usage of {usage.period.name} goes with its account text: {made.reason or made.kind}"
-        for place, units in ((usage.taken_at, -usage.units), (usage.given_at, usage.units)):
+        taken, given = (usage.taken_at, usage.former, -usage.units), (usage.given_at, made.customer_id, usage.units)
+        for place, customer, units in (taken, given):
             for quantity in _parts(units):
-                _adjustment(place, usage.meter, quantity, reason, made.by).save(using=planned.using)
+                _adjustment(place, customer, usage.meter, quantity, reason, made.by).save(using=planned.using)
 
 
 def _parts(units: int) -> list[int]:
@@ -174,11 +175,12 @@ def _parts(units: int) -> list[int]:
     return [sign * part for part in (*[MAX_COST] * whole, rest) if part]
 
 
-def _adjustment(place: Place, meter: str, quantity: int, reason: str, author: Any) -> Adjustment:
+def _adjustment(place: Place, customer: int, meter: str, quantity: int, reason: str, author: Any) -> Adjustment:
     start = datetime.fromtimestamp(place.moment, UTC)
     length = Adjustment._meta.get_field("reason").max_length
     return Adjustment(
         account=place.text,
+        customer_id=customer,
         period_start=start,
         meter=meter,
         quantity=quantity,

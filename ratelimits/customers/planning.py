@@ -71,7 +71,7 @@ class Planned:
     customer        the customer who gets the text; None for a new one
     asked           the quarter (s since 1970 UTC) from which on the usage is to be the customer's
     since           the quarter from which on the text will name the customer. It is later than `asked` if reports have
-                    usage of the text: such usage can only be moved by adjustments
+                    usage of the text, or of the customer: such usage can only be moved by adjustments
     former_texts    the other texts of the former customer
     customer_texts  the other texts of the customer
     """
@@ -288,7 +288,7 @@ def plan(using: str, text: str, customer: Customer | None = None, since: int | N
     others = Name.objects.using(using).filter(customer__in=customers, until=None).exclude(identifier=text)
     for owner, other in others.order_by("identifier").values_list("customer", "identifier"):
         texts.setdefault(owner, []).append(other)
-    closed = closed_until(using, text)
+    closed = closed_until(using, text, customer)
     if closed > next_quarter(using):  # a running period was closed by force
         raise NotMovedError(
             _("A report has usage of %(text)s up to %(closed)s: nobody else can get it before.")

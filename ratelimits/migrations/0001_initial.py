@@ -239,6 +239,7 @@ class Migration(migrations.Migration):
             name='Alert',
             fields=[
                 ('id', models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                ('customer', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='ratelimits.customer', verbose_name='customer')),
                 ('account', models.CharField(max_length=255, verbose_name='account')),
                 ('meter', models.CharField(max_length=255, verbose_name='meter')),
                 ('rule', models.BigIntegerField(help_text="The threshold is a percentage of this rule's limit, or of the plan's included quantity if this is 0.", verbose_name='rule')),
@@ -256,7 +257,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'alert',
                 'verbose_name_plural': 'alerts',
                 'ordering': ['-raised_at'],
-                'constraints': [models.UniqueConstraint(fields=('account', 'period', 'meter', 'rule', 'threshold', 'quantity'), name='ratelimits_alert_once')],
+                'constraints': [models.UniqueConstraint(fields=('customer', 'period', 'meter', 'rule', 'threshold', 'quantity'), name='ratelimits_alert_once')],
             },
         ),
         migrations.CreateModel(
@@ -957,7 +958,7 @@ class Migration(migrations.Migration):
                 'ordering': ['-period_start', 'account', '-version'],
                 'permissions': [('finalise', 'Can finalise periods, and close one by force')],
                 'indexes': [models.Index(fields=['-period_start', 'account', '-version'], name='ratelimits_report_list'), models.Index(fields=['label', 'account'], name='ratelimits_report_label')],
-                'constraints': [models.UniqueConstraint(fields=('account', 'period_start', 'version'), name='ratelimits_report_version')],
+                'constraints': [models.UniqueConstraint(fields=('customer', 'period_start', 'version'), name='ratelimits_report_version')],
             },
         ),
         migrations.CreateModel(
@@ -1010,6 +1011,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('reference', models.UUIDField(default=uuid.uuid4, editable=False, unique=True, verbose_name='reference')),
                 ('account', models.CharField(blank=True, help_text='Leave it empty for anonymous usage, which has no account.', max_length=255, verbose_name='account')),
+                ('customer', models.ForeignKey(blank=True, editable=False, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='ratelimits.customer', verbose_name='customer')),
                 ('period_start', ratelimits.moments.columns.UTCDateTimeField(help_text="The moment at which the billing period starts. If the period is finalised, the adjustment makes a new version of the period's report.", verbose_name='billing period')),
                 ('meter', models.CharField(default='requests', max_length=255, verbose_name='meter')),
                 ('key', models.CharField(blank=True, help_text='Leave it empty for the account as a whole.', max_length=255, verbose_name='key')),

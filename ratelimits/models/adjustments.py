@@ -17,8 +17,10 @@ from ratelimits.conf.setting_rules import MAX_COST
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models import users
 from ratelimits.models.accounts import Account
+from ratelimits.models.accounts.named import NamedCustomer, named, named_now
+from ratelimits.models.customers import Customer, customer_at, is_waiting, make_missing, names_of
 from ratelimits.models.ledger import moment
-from ratelimits.models.periods import freeze_one, timelines
+from ratelimits.models.periods import FrozenPeriod, freeze_one, timelines_of
 from ratelimits.models.reports import Report, ReportLine
 from ratelimits.moments.columns import UTCDateTimeField
 
@@ -51,6 +53,10 @@ class Adjustment(models.Model):
         max_length=LONGEST_NAME,
         blank=True,
         help_text=_("Leave it empty for anonymous usage, which has no account."),
+    )
+    #: Whose billing period is adjusted. `save` finds the customer, unless the caller has chosen one.
+    customer = models.ForeignKey(
+        Customer, models.PROTECT, related_name="+", verbose_name=_("customer"), blank=True, editable=False
     )
     period_start = UTCDateTimeField(
         _("billing period"),
@@ -134,31 +140,68 @@ class Adjustment(models.Model):
         """Save the adjustment, and freeze the billing period that it is about."""
         using = kwargs.get("using") or router.db_for_write(Adjustment, instance=self)
         with transaction.atomic(using=using):
-            start: datetime = Adjustment._meta.get_field("period_start").to_python(self.period_start)
-            freeze_one(using, self.account, int(start.timestamp()) * 1_000_000)
+            pk = self.named_customer(using).pk
+            if pk is None:
+                make_missing(using, [self.account])
+                pk = self.named_customer(using).pk
+            assert pk is not None
+            self.customer_id = pk
+            freeze_one(using, pk, self._start())
             super().save(*args, **kwargs)
+
+    def _start(self) -> int:
+        """Return `period_start` in µs since 1970 UTC."""
+        start: datetime = Adjustment._meta.get_field("period_start").to_python(self.period_start)
+        return int(start.timestamp()) * 1_000_000
+
+    def named_customer(self, using: str) -> NamedCustomer:
+        """Return the customer whose billing period is adjusted.
+
+        This is the customer whom the account text named at `period_start`. If that customer never used anything, and
+        has lost the text, it is the text's newest customer with a used period that starts then. If there is none, it is
+        the customer whom the text names now.
+        """
+        chosen: int | None = self.customer_id
+        if chosen is not None:
+            return named(using, [chosen])[0]
+        names, start = names_of(using, [self.account]).get(self.account, ()), self._start()
+        periods = FrozenPeriod.objects.using(using).filter(customer__in=[name.customer for name in names])
+        starts: dict[int, set[int]] = {}
+        for pk, used_from in periods.values_list("customer", "start"):
+            starts.setdefault(pk, set()).add(used_from)
+        owner = customer_at(names, start // 1_000_000)
+        if owner not in starts and names and owner != names[-1].customer:
+            owner = next((name.customer for name in reversed(names) if start in starts.get(name.customer, ())), None)
+        return named_now(using, [self.account])[self.account] if owner is None else named(using, [owner])[0]
 
     def clean(self) -> None:
         """Raise ValidationError if the quantity, the period or the corrected line is not valid."""
         errors: dict[str, Any] = {}
+        if is_waiting(self.account):  # A link has chosen the customer by its token.
+            customer = named_now(conf.DATABASE, [self.account])[self.account]
+            self.account = customer.account
+            if customer.pk is not None:
+                self.customer_id = customer.pk
         if self.quantity == 0:
             errors["quantity"] = _("An adjustment of 0 changes nothing: write how many units.")
         units: Any = self.quantity  # None if the form could not read the typed quantity.
         if units is not None and abs(units) > MAX_COST:
             errors["quantity"] = _("An adjustment can be of at most %(most)s units.") % {"most": f"{MAX_COST:,}"}
         period_start: Any = self.period_start  # None if the form could not read the typed moment.
-        if period_start is not None and (error := self._start_error()):
-            errors["period_start"] = error
-        lines = ReportLine.objects.filter(line_id=self.corrects_line_id, report__account=self.account)
-        if self.corrects_line_id and not lines.exists():
-            errors["corrects_line_id"] = _("No report of this account has this line.")
+        if period_start is not None:
+            customer = self.named_customer(conf.DATABASE)
+            if error := self._start_error(customer):
+                errors["period_start"] = error
+            lines = ReportLine.objects.filter(line_id=self.corrects_line_id, report__customer__token=customer.token)
+            if self.corrects_line_id and not lines.exists():
+                errors["corrects_line_id"] = _("No report of this account has this line.")
         if errors:
             raise ValidationError(errors)
 
-    def _start_error(self) -> Any:
-        """Return an error message if no billing period of the account starts at `period_start`, otherwise ""."""
-        start = int(self.period_start.timestamp()) * 1_000_000
-        timeline = timelines(conf.DATABASE, [self.account])[self.account]
+    def _start_error(self, customer: NamedCustomer) -> Any:
+        """Return an error message if no billing period of the customer starts at `period_start`, otherwise ""."""
+        start = self._start()
+        timeline = timelines_of(conf.DATABASE, [customer])[customer.token]
         try:
             period = timeline.at(start)
         except ValueError as error:

@@ -19,6 +19,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.accounts import Account
+from ratelimits.models.customers import Customer
 from ratelimits.models.ledger import moment
 from ratelimits.moments.columns import UTCDateTimeField
 
@@ -93,9 +94,10 @@ class AlertChannel(models.Model):
 
 
 class Alert(models.Model):
-    """A notice that an account's usage has reached a percentage of a quantity in a billing period.
+    """A notice that a customer's usage has reached a percentage of a quantity in a billing period.
 
-    In a billing period, an account gets only one alert for the same meter, rule, percentage and quantity.
+    In a billing period, a customer gets only one alert for the same meter, rule, percentage and quantity. `account` is
+    the customer's account at the time of the alert.
     """
 
     class Basis(models.TextChoices):
@@ -105,6 +107,7 @@ class Alert(models.Model):
         LIMIT = "limit", _("the rule's limit")
 
     id = models.UUIDField(primary_key=True, editable=False)
+    customer = models.ForeignKey(Customer, models.PROTECT, related_name="+", db_index=False, verbose_name=_("customer"))
     account = models.CharField(_("account"), max_length=LONGEST_NAME)
     meter = models.CharField(_("meter"), max_length=LONGEST_NAME)
     rule = models.BigIntegerField(
@@ -136,7 +139,7 @@ class Alert(models.Model):
         ordering = ["-raised_at"]
         constraints = [
             models.UniqueConstraint(
-                fields=["account", "period", "meter", "rule", "threshold", "quantity"], name="ratelimits_alert_once"
+                fields=["customer", "period", "meter", "rule", "threshold", "quantity"], name="ratelimits_alert_once"
             )
         ]
 
@@ -144,9 +147,9 @@ class Alert(models.Model):
         return f"{self.account} {self.meter} {self.threshold} % {moment(self.period * 1_000_000):%Y-%m-%d}"
 
     @staticmethod
-    def id_of(account: str, period: int, meter: str, rule: int, threshold: int, quantity: int) -> uuid.UUID:
+    def id_of(token: str, period: int, meter: str, rule: int, threshold: int, quantity: int) -> uuid.UUID:
         """Return the primary key of the alert with these values. Every process calculates the same key."""
-        return uuid.uuid5(_NAMESPACE, "\n".join((account, meter, *map(str, (period, rule, threshold, quantity)))))
+        return uuid.uuid5(_NAMESPACE, "\n".join((token, meter, *map(str, (period, rule, threshold, quantity)))))
 
 
 class AlertDelivery(models.Model):

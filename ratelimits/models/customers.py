@@ -215,16 +215,6 @@ class NameSpan(NamedTuple):
     until: int | None
 
 
-def spans_of(using: str, text: str) -> list[NameSpan]:
-    """Return all names of the customer that an account text names now: whose usage people see under this text.
-
-    A text without a customer stands for itself.
-    """
-    names = Name.objects.using(using).filter(customer__in=customers_now(using, [text]))
-    rows = names.order_by("identifier", "since").values_list("identifier", "since", "until")
-    return [NameSpan(*row) for row in rows] or [NameSpan(text, 0, None)]
-
-
 def customer_at(names: Sequence[DatedName], bin_: int) -> int | None:
     """Return the customer that a text with these names names at a bin; None if nobody."""
     later = bisect_right(names, bin_, key=lambda name: name.since)
@@ -259,12 +249,12 @@ def present(using: str, texts: Iterable[str]) -> dict[str, Customer]:
     wanted = sorted(set(texts))
     names = {text: dated[-1].customer for text, dated in names_of(using, wanted).items()}
     customers = _by_pk(using, set(names.values()))
-    return {text: customers[names[text]] if text in names else _unsaved(text) for text in wanted}
+    return {text: customers[names[text]] if text in names else Customer(token=unsaved_token(text)) for text in wanted}
 
 
-def _unsaved(text: str) -> Customer:
-    digest = hashlib.blake2b(text.encode(), digest_size=10).digest()
-    return Customer(token=b32encode(digest).decode().lower())
+def unsaved_token(text: str) -> str:
+    """Return the token that stands in exports for the customer of a text, until the tally makes this customer."""
+    return b32encode(hashlib.blake2b(text.encode(), digest_size=10).digest()).decode().lower()
 
 
 def make_missing(using: str, texts: Iterable[str], version: int = 0) -> None:

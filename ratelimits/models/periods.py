@@ -18,8 +18,9 @@ from django.db.models import F
 from django.dispatch import receiver
 from django.utils.translation import gettext_lazy as _
 
-from ratelimits.algorithms.billing_periods import DatedTimeline, Frozen, Period, Timeline, period_name
+from ratelimits.algorithms.billing_periods import Frozen, Period, Timeline, period_name
 from ratelimits.models.accounts import Account
+from ratelimits.models.accounts.named import NamedCustomer
 from ratelimits.models.customers import (
     WAITING,
     Customer,
@@ -126,21 +127,21 @@ def customer_timelines(using: str, customers: Collection[int]) -> dict[int, Time
     return {pk: Timeline(*_terms_in_force(rows.get(pk, ())), frozen.get(pk, ())) for pk in customers}
 
 
-def timelines(using: str, texts: Collection[str]) -> dict[str, DatedTimeline]:
-    """Return all billing periods of these account texts, by text. Nothing is written."""
-    names = names_of(using, texts)
-    of_customers = customer_timelines(using, {name.customer for dated in names.values() for name in dated})
-    nameless = set(texts) - names.keys()
-    terms: dict[str, _Terms] = {}
-    for chunk in _chunks(nameless):
-        rows = Account.objects.using(using).filter(identifier__in=chunk)
+def timelines_of(using: str, customers: Iterable[NamedCustomer]) -> dict[str, Timeline]:
+    """Return all billing periods of these customers, by token. Nothing is written."""
+    saved: dict[int, str] = {}
+    new: dict[str, str] = {}
+    for customer in customers:
+        if customer.pk is None:
+            new[customer.account] = customer.token
+        else:
+            saved[customer.pk] = customer.token
+    found = {saved[pk]: timeline for pk, timeline in customer_timelines(using, saved.keys()).items()}
+    found |= {token: Timeline() for token in new.values()}
+    for texts in _chunks(new):
+        rows = Account.objects.using(using).filter(identifier__in=texts)
         for text, zone, anchor in rows.values_list("identifier", "timezone", "billing_anchor"):
-            terms[text] = zone, anchor
-    found = {text: DatedTimeline([(0, 0, Timeline(*terms.get(text, _DEFAULT_TERMS)))]) for text in nameless}
-    for text, dated in names.items():
-        found[text] = DatedTimeline(
-            [(name.since * _SECOND, name.customer, of_customers[name.customer]) for name in dated]
-        )
+            found[new[text]] = Timeline(zone, anchor)
     return found
 
 
@@ -179,6 +180,8 @@ class UsedPeriod(NamedTuple):
     period: Period
 
 
+#: The primary key of a customer, and the start of a bin (s since 1970 UTC).
+CustomerAndBin = tuple[int, int]
 #: An account text, and the first and the last bin of some of its usage (s since 1970 UTC).
 TextAndBins = tuple[str, int, int]
 
@@ -215,18 +218,22 @@ def freeze(using: str, uses: Collection[TextAndBin]) -> dict[TextAndBin, UsedPer
     make_missing(using, texts)
     names = names_of(using, texts)
     customers = {(text, bin_): _customer_at(names[text], bin_) for text, bin_ in uses}
-    found = _contained(using, uses, customers)
-    missing = [use for use in uses if use not in found]
-    if missing:
-        pks = {customers[use] for use in missing}
+    periods = freeze_of_customers(using, {(customer, bin_) for (_text, bin_), customer in customers.items()})
+    return {use: UsedPeriod(customer, periods[customer, use[1]]) for use, customer in customers.items()}
+
+
+def freeze_of_customers(using: str, uses: Collection[CustomerAndBin]) -> dict[CustomerAndBin, Period]:
+    """Return the billing period of each customer at a bin, as `freeze` does for account texts."""
+    found = _contained(using, uses)
+    if missing := sorted(use for use in uses if use not in found):
+        pks = {customer for customer, _bin in missing}
         lock(using, pks)
         of_customers = customer_timelines(using, pks)
         new: list[FrozenPeriod] = []
-        for use in sorted(missing):
-            customer, bin_ = customers[use], use[1]
-            found[use] = _freeze(of_customers[customer], customer, bin_ * _SECOND, new)
+        for customer, bin_ in missing:
+            found[customer, bin_] = _freeze(of_customers[customer], customer, bin_ * _SECOND, new)
         FrozenPeriod.objects.using(using).bulk_create(new)
-    return {use: UsedPeriod(customers[use], period) for use, period in found.items()}
+    return found
 
 
 def _customer_at(names: Sequence[DatedName], bin_: int) -> int:
@@ -234,19 +241,18 @@ def _customer_at(names: Sequence[DatedName], bin_: int) -> int:
     return customer_at(names, bin_) or names[0].customer
 
 
-def _contained(
-    using: str, uses: Collection[TextAndBin], customers: Mapping[TextAndBin, int]
-) -> dict[TextAndBin, Period]:
-    """Return the frozen period of each use that is in one. `customers` are their primary keys."""
+def _contained(using: str, uses: Collection[CustomerAndBin]) -> dict[CustomerAndBin, Period]:
+    """Return the frozen period of each use that is in one."""
     if not uses:
         return {}
-    bins = [bin_ * _SECOND for _text, bin_ in uses]
-    frozen = _frozen(using, set(customers.values()), start__lte=max(bins), end__gt=min(bins))
+    bins = [bin_ * _SECOND for _customer, bin_ in uses]
+    customers = {customer for customer, _bin in uses}
+    frozen = _frozen(using, customers, start__lte=max(bins), end__gt=min(bins))
     return {
-        use: period
-        for use in uses
-        for period in frozen.get(customers[use], ())
-        if period.start <= use[1] * _SECOND < period.end
+        (customer, bin_): period
+        for customer, bin_ in uses
+        for period in frozen.get(customer, ())
+        if period.start <= bin_ * _SECOND < period.end
     }
 
 
@@ -272,14 +278,17 @@ def lock(using: str, customers: Iterable[int]) -> None:
             )
 
 
-def freeze_one(using: str, text: str, start: int) -> Period:
-    """Return the billing period of an account at a moment (µs since 1970 UTC). Freeze it if it is not frozen yet."""
-    use = text, start // _SECOND
+def freeze_one(using: str, customer: int, start: int) -> Period:
+    """Return the billing period of a customer at a moment (µs since 1970 UTC). Freeze it if it is not frozen yet.
+
+    `customer` is the primary key of the customer.
+    """
+    use = customer, start // _SECOND
     with transaction.atomic(using=using):
         if not connections[using].features.has_select_for_update:
             # SQLite can refuse the writes of a transaction whose first statement was a read.
             Customer.objects.using(using).filter(pk=0).update(token=F("token"))
-        return freeze(using, [use])[use].period
+        return freeze_of_customers(using, [use])[use]
 
 
 _keeping_terms: ContextVar[bool] = ContextVar("ratelimits_keeping_terms", default=False)

@@ -89,13 +89,16 @@ class PeriodUsage(models.Model):
 
 
 class Report(models.Model):
-    """One version of the finalised statement of an account's billing period.
+    """One version of the finalised statement of a customer's billing period.
+
+    It has the usage of all account texts while they named the customer. `account` is the customer's text at the time
+    when the version was written.
 
     In the comments on JSON columns, "by period" means: by the start of a billing period, in seconds since 1970 UTC, as
     text. "By shard" means: by the shard, as text.
     """
 
-    #: `customer_id` is the customer's token.
+    #: Who owes the report. `customer_id` is the customer's token.
     customer = models.ForeignKey(
         Customer, models.PROTECT, to_field="token", related_name="+", db_index=False, verbose_name=_("customer")
     )
@@ -134,7 +137,7 @@ class Report(models.Model):
         ordering = ["-period_start", "account", "-version"]
         permissions = [("finalise", _("Can finalise periods, and close one by force"))]
         constraints = [
-            models.UniqueConstraint(fields=["account", "period_start", "version"], name="ratelimits_report_version")
+            models.UniqueConstraint(fields=["customer", "period_start", "version"], name="ratelimits_report_version")
         ]
         indexes = [
             models.Index(fields=["-period_start", "account", "-version"], name="ratelimits_report_list"),

@@ -20,6 +20,7 @@ from django.db.models import Exists, OuterRef, QuerySet
 from ratelimits.conf import conf
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models import PushDelivery, PushedReport, PushReceiver, Report
+from ratelimits.models.accounts.named import of_tokens
 from ratelimits.moments.databases import now_of
 from ratelimits.progress import Progress
 from ratelimits.push.receivers import Receiver
@@ -54,10 +55,11 @@ def plan(receiver: Receiver, now: datetime | None = None, progress: Progress | N
             PushReceiver.lock(conf.DATABASE, receiver.name)
             crash.reached("push:locked")
             reports = list(unplanned(receiver).filter(pk__gt=last_pk)[:_MAX_REPORTS])
+            customers = of_tokens(conf.DATABASE, {report.customer_id for report in reports})
             for report in reports:
                 try:
                     with transaction.atomic(using=conf.DATABASE):
-                        planned += _plan(receiver, report, now)
+                        planned += _plan(receiver, report, customers[report.customer_id].billed_account, now)
                 except (OperationalError, InterfaceError):
                     raise  # The database failed, so the next report would fail too.
                 except Exception:
@@ -82,35 +84,42 @@ def unplanned(receiver: Receiver) -> QuerySet[Report]:
     return reports.exclude(Exists(planned)).order_by("pk")
 
 
-def deliveries(receiver: Receiver, report: Report, now: datetime) -> Iterator[PushDelivery]:
+def deliveries(receiver: Receiver, report: Report, account: str, now: datetime) -> Iterator[PushDelivery]:
     """Yield an unsaved delivery for each line that a report version added.
 
-    Lines with nothing to bill are left out. Raise the errors of `rendered`.
+    `account` is that of `billed_account`. Lines with nothing to bill are left out. Raise the errors of `rendered`.
     """
     for row in version_rows(report):
-        delivery = _delivery(receiver, report, row, now)
+        delivery = _delivery(receiver, report, row, account, now)
         if delivery is not None:
             yield delivery
 
 
-def rendered(receiver: Receiver, row: Row) -> tuple[str, str]:
+def billed_account(report: Report) -> str:
+    """Return the account under which billing systems know the customer of a report now; "" if it has none."""
+    return of_tokens(conf.DATABASE, [report.customer_id])[report.customer_id].billed_account
+
+
+def rendered(receiver: Receiver, row: Row, account: str) -> tuple[str, str]:
     """Return the customer and the event of a line. The customer is "" if the receiver does not bill the account.
+
+    `account` is that of `billed_account`.
 
     Raise ValueError if the function CUSTOMER returns neither None nor a text of at most 255 characters. Errors
     that CUSTOMER raises are not caught.
     """
-    customer: object = (receiver.customer(row.account) or "") if row.account else ""
+    customer: object = (receiver.customer(account) or "") if account else ""
     if not isinstance(customer, str) or len(customer) > LONGEST_NAME:
         raise ValueError(
-            f"CUSTOMER returns {customer!r:.80} for {row.account!r}: it must return a text of at most {LONGEST_NAME}"
+            f"CUSTOMER returns {customer!r:.80} for {account!r}: it must return a text of at most {LONGEST_NAME}"
             " characters, or None"
         )
     return customer, receiver.service.event(row, customer)
 
 
-def _plan(receiver: Receiver, report: Report, now: datetime) -> int:
+def _plan(receiver: Receiver, report: Report, account: str, now: datetime) -> int:
     """Write the deliveries of a report version, and mark it as planned. Return the number of deliveries."""
-    unsaved, count = deliveries(receiver, report, now), 0
+    unsaved, count = deliveries(receiver, report, account, now), 0
     while chunk := list(islice(unsaved, _CHUNK)):
         PushDelivery.objects.using(conf.DATABASE).bulk_create(chunk)
         count += len(chunk)
@@ -119,8 +128,8 @@ def _plan(receiver: Receiver, report: Report, now: datetime) -> int:
     return count
 
 
-def _delivery(receiver: Receiver, report: Report, row: Row, now: datetime) -> PushDelivery | None:
-    customer, event = rendered(receiver, row)
+def _delivery(receiver: Receiver, report: Report, row: Row, account: str, now: datetime) -> PushDelivery | None:
+    customer, event = rendered(receiver, row, account)
     if not event:
         return None
     return PushDelivery(

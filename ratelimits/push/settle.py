@@ -13,7 +13,7 @@ from ratelimits.conf import conf
 from ratelimits.models import PushDelivery, PushReceiver
 from ratelimits.moments.databases import now_of
 from ratelimits.progress import Progress
-from ratelimits.push.plan import rendered
+from ratelimits.push.plan import billed_account, rendered
 from ratelimits.push.receivers import Receiver
 from ratelimits.push.service import MAX_NOTE
 from ratelimits.reports.statements import version_rows
@@ -96,10 +96,11 @@ def _send_again(
         rows = {row.line_id: row for row in group}
         # An event that was perhaps accepted keeps its text, so that the receiver can recognise the event.
         to_rebuild = {line_id for line_id, row in rows.items() if row.unsure_since is None}
+        account = billed_account(report)
         for line in version_rows(report) if to_rebuild else ():
             if line.line_id in to_rebuild:
                 delivery = rows[line.line_id]
-                delivery.customer, delivery.event = rendered(receiver, line)
+                delivery.customer, delivery.event = rendered(receiver, line, account)
         for row in rows.values():
             if row.customer:
                 row.state, row.due_at, row.note = State.WAITING, now, note

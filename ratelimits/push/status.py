@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.db import InterfaceError, OperationalError
 from django.db.models import Count, Exists, OuterRef, QuerySet
 
 from ratelimits.conf import conf
-from ratelimits.models import Account, PushDelivery, PushReceiver, Report
+from ratelimits.models import Name, PushDelivery, PushReceiver, Report
 from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.progress import Progress
-from ratelimits.push.plan import deliveries, unplanned
+from ratelimits.push.plan import billed_account, deliveries, unplanned
 from ratelimits.push.receivers import Receiver
 from ratelimits.push.send import AHEAD
 from ratelimits.push.settle import TO_DECIDE
@@ -28,12 +28,11 @@ State = PushDelivery.State
 _MAX_TRIED = 50
 
 
-class FormerName(NamedTuple):
-    """A former name of an account, with the lines that were skipped because their report still has it."""
+class WithoutAccount(NamedTuple):
+    """A customer that no account names now, with the lines that were skipped because of this."""
 
-    name: str
-    #: The account as the admin shows it now.
-    current: str
+    #: The account on the customer's reports.
+    account: str
     #: The number of skipped lines, and the sum of their overage.
     lines: int
     overage: int
@@ -56,13 +55,13 @@ class PushStatus:
     error: str
     #: The deliveries that need a person's decision.
     to_decide: QuerySet[PushDelivery]
-    #: Former names of accounts. CUSTOMER returns no customer for them, so nobody bills their lines.
-    former: list[FormerName]
+    #: Customers that no account names now. So CUSTOMER is not asked for them, and nobody bills their lines.
+    without_account: list[WithoutAccount]
 
     @property
     def needs_a_person(self) -> bool:
         """Return whether some lines are not billed until a person decides."""
-        return bool(self.to_decide or self.failing or self.former)
+        return bool(self.to_decide or self.failing or self.without_account)
 
 
 def status(receiver: Receiver, now: datetime, progress: Progress | None = None) -> PushStatus:
@@ -81,24 +80,17 @@ def status(receiver: Receiver, now: datetime, progress: Progress | None = None) 
         paused=paused if paused is not None and paused > now else None,
         error=state.error if state is not None else "",
         to_decide=rows.filter(state__in=TO_DECIDE).select_related("report"),
-        former=_former(rows),
+        without_account=_without_account(rows),
     )
 
 
-def _former(rows: QuerySet[PushDelivery]) -> list[FormerName]:
-    """Return the former names of existing accounts, if skipped lines with overage have these names."""
-    current = Account.objects.using(conf.DATABASE).filter(identifier=OuterRef("report__account"))
-    skipped = rows.filter(state=State.SKIPPED).exclude(report__account="").exclude(Exists(current))
-    sums = skipped.order_by("report__account").values_list("report__account").annotate(Count("pk"), ExactSum("overage"))
-    counts = {name: (lines, overage) for name, lines, overage in sums if overage}
-    history: Any = Account.history
-    records = history.using(conf.DATABASE).filter(identifier__in=list(counts)).order_by("version", "history_id")
-    # If several accounts had the same name, take the account that had it last.
-    account_pks = dict(records.values_list("identifier", "id"))
-    accounts = Account.objects.using(conf.DATABASE).in_bulk(set(account_pks.values()))
-    return [
-        FormerName(name, str(accounts[pk]), *counts[name]) for name, pk in sorted(account_pks.items()) if pk in accounts
-    ]
+def _without_account(rows: QuerySet[PushDelivery]) -> list[WithoutAccount]:
+    """Return the customers that no account names now, if they have skipped lines with overage."""
+    names = Name.objects.using(conf.DATABASE).filter(customer__token=OuterRef("report__customer"), until=None)
+    skipped = rows.filter(~Exists(names), state=State.SKIPPED)
+    by_account = skipped.order_by("report__account").values_list("report__account", "report__customer")
+    sums = by_account.annotate(Count("pk"), ExactSum("overage"))
+    return [WithoutAccount(account, lines, overage) for account, _token, lines, overage in sums if overage]
 
 
 def preview(receiver: Receiver, now: datetime, progress: Progress) -> Iterator[tuple[PushDelivery, bool]]:
@@ -116,14 +108,14 @@ def preview(receiver: Receiver, now: datetime, progress: Progress) -> Iterator[t
     for report in progress.counted(f"reports for {receiver.name}", reports.iterator(), reports.count()):
         if _failure(receiver, report, now):
             continue
-        for row in deliveries(receiver, report, now):
+        for row in deliveries(receiver, report, billed_account(report), now):
             yield _preview_row(receiver, row, now)
 
 
 def _failure(receiver: Receiver, report: Report, now: datetime) -> str:
     """Return why a report cannot be planned; "" if it can be planned."""
     try:
-        for _row in deliveries(receiver, report, now):
+        for _row in deliveries(receiver, report, billed_account(report), now):
             pass
     except (OperationalError, InterfaceError):
         raise  # The database failed, so the report is not the cause.

@@ -4,10 +4,6 @@ The price of a period depends only on the period's total quantities. The amount 
 quantities of this version, minus the price without them. So the amounts of all versions add up to the price of the
 final quantities.
 
-An account can have several names in one period, if it was renamed. The reports of these names share one price: the
-report that is finalised first contains the fees. Each later report has only the amount by which it makes the price
-higher or lower.
-
 Prices are computed exactly. Only the price of a whole period is rounded: half to even, to the minor unit of its
 currency.
 """
@@ -53,29 +49,14 @@ def prices_of(record: RecordedPrices) -> dict[str, Price]:
     return {meter: Price.from_record(price) for meter, price in record["meters"].items()}
 
 
-def reports_that_share_prices(
-    using: str, reports_of_account: Sequence[Report], account: str, other_names: Sequence[str]
-) -> list[Report]:
-    """Return the earlier reports on which the price of a version depends, oldest first.
-
-    These are `reports_of_account`, and some reports of the account's other names: those whose prices took the usage of
-    `account` into account, so that they store this name.
-    """
-    if not other_names:
-        return list(reports_of_account)
-    others = Report.objects.using(using).filter(account__in=list(other_names))
-    sharing = [report for report in others if account in report.prices.get("names", ())]
-    return sorted([*reports_of_account, *sharing], key=lambda report: report.pk)
-
-
 def recorded_prices(
     report: Report, earlier: Sequence[Report], periods: Iterable[str], prices_at_end: RecordedPrices
 ) -> dict[str, RecordedPrices]:
     """Return the prices that a report version uses. The keys are starts of periods (s since 1970 UTC, as text).
 
-    `periods` are the billing periods of the version's lines. A period keeps the prices of its first report, even if
-    the account had another name then. `prices_at_end` are the prices at the end of the report's period.
-    Only the first version of the report uses `prices_at_end`, and only for the report's own period.
+    `earlier` are the customer's earlier reports, oldest first. `periods` are the periods of the version's lines. A
+    period keeps the prices of its first report. `prices_at_end` are the prices at the end of the report's period. Only
+    the first version of the report uses `prices_at_end`, and only for the report's own period.
     """
     records: dict[str, RecordedPrices] = {}
     report_period = _period_of(report)
@@ -92,8 +73,7 @@ def recorded_prices(
 class Totals:
     """Adds up the lines of a version by billing period and meter, and computes the version's amounts.
 
-    `earlier` are the earlier reports on which the version's price depends, oldest first (see
-    `reports_that_share_prices`).
+    `earlier` are the customer's earlier reports, oldest first.
     """
 
     def __init__(self, report: Report, earlier: Sequence[Report]) -> None:
@@ -145,8 +125,8 @@ class Totals:
 
     def _total_before(self) -> Mapping[str, str]:
         """Return the previous version's total by currency; {} if there is no previous version."""
-        key = self._report.account, self._report.period_start
-        versions = [other for other in self._earlier if (other.account, other.period_start) == key and other.amounts]
+        start = self._report.period_start
+        versions = [other for other in self._earlier if other.period_start == start and other.amounts]
         total: Mapping[str, str] = versions[-1].amounts["total"] if versions else {}
         return total
 
@@ -162,16 +142,12 @@ def quantities_of(amounts: Mapping[str, Any]) -> dict[str, BeforeAndAfter]:
     }
 
 
-def billed_prices_and_units(reports: Sequence[Report], start: int) -> tuple[RecordedPrices, dict[str, Units]]:
-    """Return the prices of a billing period, and its billed units by meter.
+def billed_prices(reports: Sequence[Report], start: int) -> RecordedPrices:
+    """Return the prices of a billing period that starts at `start` (µs since 1970 UTC); {} if no report has billed it.
 
-    Both are empty if no report has billed the period. `start` is the start of the period (µs since 1970 UTC). `reports`
-    are the reports that share a price, oldest first.
+    `reports` are the customer's reports, oldest first.
     """
-    period = str(start // SECOND)
-    record: RecordedPrices = _newest(reports, "prices", period) or {}
-    amounts = _newest(reports, "amounts", period)
-    return record, {meter: after for meter, (_before, after) in quantities_of(amounts).items()} if amounts else {}
+    return _newest(reports, "prices", str(start // SECOND)) or {}
 
 
 @dataclass(frozen=True, slots=True)

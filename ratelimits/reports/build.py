@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import groupby
@@ -15,18 +15,20 @@ from django.db import connections
 from django.db.models import Max, Min, Q
 from django.db.models.functions import Collate
 
-from ratelimits.algorithms.billing_periods import DatedTimeline, Period
 from ratelimits.conf import conf
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.models import Adjustment, Line, Report, ReportLine
+from ratelimits.models.accounts.named import NamedCustomer
 from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.reports.lost_replies import KeyAndMeter
 from ratelimits.reports.periods import SECOND, in_spans
 from ratelimits.reports.rows import ADJUSTMENT, CORRECTION, USAGE, line_id, report_id
 from ratelimits.reports.terms import RuleBook
 
-#: Columns by which ledger lines are sorted and grouped. Each group becomes one report line.
-GROUP = ("account", "meter", "key", "rule", "version")
+#: Columns by which ledger lines are sorted and grouped. Each group of a customer becomes one report line.
+GROUP = ("meter", "key", "rule", "version")
+#: Columns with texts. PostgreSQL would sort them by the rules of a language.
+_TEXTS = ("account", "text", "identifier", "customer_id", "meter", "key")
 #: Columns that are summed up in each group.
 SUMS = ("admitted_requests", "admitted_units", "denied_requests", "refunded_units")
 #: Maximum number of rows that are read or written at once.
@@ -44,23 +46,23 @@ def in_order(using: str, *names: str) -> list[Any]:
     """
     if connections[using].vendor != "postgresql":
         return list(names)
-    return [Collate(name, "C") if name in ("account", "identifier", "meter", "key") else name for name in names]
+    return [Collate(name, "C") if name in _TEXTS else name for name in names]
 
 
 #: The condition for lines with usage. Other lines only record what a rule in shadow mode would have refused.
 _USED = Q(admitted_requests__gt=0) | Q(admitted_units__gt=0) | Q(denied_requests__gt=0) | Q(refunded_units__gt=0)
 
 
-def grouped(condition: Q, *sources: str) -> Iterator[Group]:
-    """Yield the groups of the ledger lines that match a condition, sorted by the columns GROUP.
+def grouped(condition: Q, *sources: str, columns: Sequence[str] = GROUP) -> Iterator[Group]:
+    """Yield the groups of the ledger lines that match a condition, sorted by `columns`.
 
     A group has the values of these columns and the sums of the columns SUMS. It also has the first and the last bin of
     its lines, and the first and the last shard and position of their batches. `sources` are the aliases of the
     databases that contain the lines.
     """
     if len(sources) == 1:
-        return _grouped(sources[0], condition)
-    streams = heapq.merge(*(_grouped(using, condition) for using in sources), key=_group_key)
+        return _grouped(sources[0], condition, columns)
+    streams = heapq.merge(*(_grouped(using, condition, columns) for using in sources), key=_group_key)
     return (reduce(_joined, groups) for _key, groups in groupby(streams, key=_group_key))
 
 
@@ -78,8 +80,8 @@ def _joined(group: Group, other: Group) -> Group:
     }
 
 
-def _grouped(using: str, condition: Q) -> Iterator[Group]:
-    lines = Line.objects.using(using).filter(condition, _USED).values(*GROUP).order_by(*in_order(using, *GROUP))
+def _grouped(using: str, condition: Q, columns: Sequence[str]) -> Iterator[Group]:
+    lines = Line.objects.using(using).filter(condition, _USED).values(*columns).order_by(*in_order(using, *columns))
     sums: Iterator[Group] = lines.annotate(
         **{name: ExactSum(name) for name in SUMS},
         first_bin=Min("bin"),
@@ -140,14 +142,14 @@ def unit_of(meter: str) -> str:
 
 
 def allowance_with_reported_units(
-    using: str, account: str, start: int, included: Mapping[str, int], before: int | None = None
+    using: str, token: str, start: int, included: Mapping[str, int], before: int | None = None
 ) -> Allowance:
     """Return the allowance of a billing period, with the units that the period's reports have already used.
 
-    `start` is the start of the period (µs since 1970 UTC). If `before` is not None, only reports with a smaller primary
-    key are used.
+    `token` is the customer's token, and `start` the start of the period (µs since 1970 UTC). If `before` is not None,
+    only reports with a smaller primary key are used.
     """
-    lines = ReportLine.objects.using(using).filter(report__account=account, usage_period=start // SECOND)
+    lines = ReportLine.objects.using(using).filter(report__customer__token=token, usage_period=start // SECOND)
     if before is not None:
         lines = lines.filter(report__lt=before)
     sums = list(
@@ -156,9 +158,9 @@ def allowance_with_reported_units(
     return Allowance(included, {name: used for name, used, _over in sums}, {name: over for name, _used, over in sums})
 
 
-def of_text(account: str, period: Period, timeline: DatedTimeline) -> Q:
-    """Return the condition for an account's ledger lines of one of its billing periods."""
-    return Q(account=account) & in_spans(timeline.spans(period.start, period.end))
+def of_customer(customer: NamedCustomer, start: int, end: int) -> Q:
+    """Return the condition for the ledger lines of a customer's billing period from `start` to `end`."""
+    return in_spans(customer.spans(start, end))
 
 
 def of_period(groups: Iterable[Group], start: int) -> Iterator[Group]:
@@ -233,7 +235,7 @@ def _plain_line(report: Report, own_id: str = "", key: str = "", meter: str = ""
 
 
 def unused_line(report: Report) -> ReportLine:
-    """Return the line of an account without usage: all quantities are 0, and key, meter and rule are empty."""
+    """Return the line of a customer without usage: all quantities are 0, and key, meter and rule are empty."""
     line = _plain_line(report, line_id(report_id(report.customer_id, report.period_start), USAGE, "unused"))
     line.number = 1
     return line

@@ -7,16 +7,20 @@ period are not compared, see `Comparison.edge`.)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import Any
 
-from django.db.models import Sum
+from django.db.models import Q, Sum
+from django.db.models.functions import Coalesce
 
 from ratelimits.algorithms.billing_periods import Span
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.models import PeriodUsage, ProcessTotal
-from ratelimits.models.periods import timelines
-from ratelimits.reports.periods import SECOND, in_spans
+from ratelimits.models.accounts.named import NamedCustomer
+from ratelimits.reports.periods import SECOND, in_spans, within
 
 #: Length of a bin of usage, in µs.
 _BIN = BIN_SECONDS * SECOND
@@ -46,36 +50,51 @@ class Comparison:
         return self.counted - self.edge <= self.ledger
 
 
-def compare(using: str, account: str, start: int, end: int) -> list[Comparison]:
-    """Return a comparison for each meter, in an account's billing period from `start` to `end` (µs since 1970 UTC)."""
-    usage = PeriodUsage.objects.using(using).filter(account=account)
-    spans = timelines(using, [account])[account].spans(start, end)
-    return compare_all(using, {account: usage}, start, spans)[account]
+def compare(using: str, customer: NamedCustomer, start: int, end: int) -> list[Comparison]:
+    """Return a comparison for each meter, in a customer's billing period from `start` to `end` (µs since 1970 UTC)."""
+    usage = PeriodUsage.objects.using(using).filter(customer=customer.pk)
+    return compare_all(using, {customer: usage}, start, end)[customer.token]
 
 
 def compare_all(
-    using: str, usage: Mapping[str, Iterable[PeriodUsage]], start: int, spans: Collection[Span]
+    using: str, usage: Mapping[NamedCustomer, Iterable[PeriodUsage]], start: int, end: int
 ) -> dict[str, list[Comparison]]:
-    """Return the comparisons for several accounts with a billing period from `start` on (µs since 1970 UTC).
+    """Return the comparisons for several customers with a billing period from `start` to `end` (µs since 1970 UTC).
 
-    `usage` has the usage totals of each account. `spans` are the spans whose usage belongs to the period, usually one
-    from its start to its end (see `DatedTimeline.spans`).
+    `usage` has the usage totals of each customer. The keys of the result are the tokens of the customers.
     """
-    accounts = list(usage)
-    ledger = {account: _requests(rows, start // SECOND) for account, rows in usage.items()}
-    rows = ProcessTotal.objects.using(using).filter(in_spans(spans), account__in=accounts)
+    compared: dict[str, list[Comparison]] = {}
+    # Customers with one text are compared together. By text:
+    alone: dict[str, NamedCustomer] = {}
+    for customer in usage:
+        text = customer.only_text(start, end)
+        if text is None:
+            spans = customer.spans(start, end)
+            totals = _totals(using, in_spans(spans), [(span.start, span.end) for span in spans], ("meter", "kind"))
+            counted = {(meter, kind): counts for meter, kind, *counts in totals}
+            compared[customer.token] = _compared(_requests(usage[customer], start // SECOND), counted)
+        else:
+            alone[text] = customer
+    by_text: dict[str, dict[tuple[str, str], list[int]]] = {text: {} for text in alone}
+    condition = within(start, end) & Q(account__in=list(alone))
+    if alone:
+        for text, meter, kind, *counts in _totals(using, condition, [(start, end)], ("account", "meter", "kind")):
+            by_text[text][meter, kind] = counts
+    for text, customer in alone.items():
+        compared[customer.token] = _compared(_requests(usage[customer], start // SECOND), by_text[text])
+    return compared
+
+
+def _totals(using: str, condition: Q, spans: Iterable[Span], columns: tuple[str, ...]) -> Iterable[Any]:
+    """Return rows with the columns, the number of requests, and the part of this number at the edges of the spans."""
+    rows = ProcessTotal.objects.using(using).filter(condition)
     # Requests of these kinds were not admitted by a limit, so the admitted requests in the ledger do not contain them.
     rows = rows.exclude(kind__in=("blocked", "exempt", "uncounted", "unreadable", "undecided"))
     # The bins that begin in the first quarter of an hour of a span, and the bins that end in its last quarter or later.
-    at_edge = in_spans(edge for start, end in spans for edge in ((start, start + _BIN), (end - 2 * _BIN + SECOND, end)))
-    sums = rows.values_list("account", "meter", "kind").order_by()
-    # For each account, by meter and kind: the number of requests, and the part of this number at the edge.
-    totals: dict[str, dict[tuple[str, str], tuple[int, int]]] = {account: {} for account in accounts}
-    for account, meter, kind, requests, edge in sums.annotate(
-        total=Sum("requests"), edge=Sum("requests", filter=at_edge)
-    ):
-        totals[account][meter, kind] = requests, edge or 0
-    return {account: list(_compared(ledger[account], totals[account])) for account in accounts}
+    edges = [edge for start, end in spans for edge in ((start, start + _BIN), (end - 2 * _BIN + SECOND, end))]
+    at_edge = reduce(or_, (within(*edge) for edge in edges), Q(pk__in=()))
+    total, edge = Sum("requests"), Coalesce(Sum("requests", filter=at_edge), 0)
+    return rows.values_list(*columns).order_by().annotate(total=total, edge=edge)
 
 
 def _requests(usage: Iterable[PeriodUsage], start: int) -> Counter[str]:
@@ -87,19 +106,23 @@ def _requests(usage: Iterable[PeriodUsage], start: int) -> Counter[str]:
     return requests
 
 
-def _compared(ledger: Mapping[str, int], totals: Mapping[tuple[str, str], tuple[int, int]]) -> Iterator[Comparison]:
+def _compared(ledger: Mapping[str, int], totals: Mapping[tuple[str, str], Sequence[int]]) -> list[Comparison]:
+    compared = []
     for meter in sorted({*ledger, *(meter for meter, _kind in totals)}):
         counted, edge = totals.get((meter, "admitted"), (0, 0))
         unanswered, _edge = totals.get((meter, "unanswered"), (0, 0))
         unmetered, _edge = totals.get((meter, "unmetered"), (0, 0))
-        yield Comparison(
-            meter=meter,
-            ledger=ledger.get(meter, 0),
-            counted=counted,
-            unanswered=unanswered,
-            unmetered=unmetered,
-            edge=edge,
+        compared.append(
+            Comparison(
+                meter=meter,
+                ledger=ledger.get(meter, 0),
+                counted=counted,
+                unanswered=unanswered,
+                unmetered=unmetered,
+                edge=edge,
+            )
         )
+    return compared
 
 
 def text(compared: Iterable[Comparison]) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from datetime import datetime
 from functools import lru_cache
-from itertools import chain
+from hashlib import sha256
+from operator import itemgetter
+from typing import NamedTuple
 
 from django.db.models import Q, QuerySet
 
 from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.models import DurabilityGap, GapKind
+from ratelimits.models.accounts.named import NamedCustomer
 from ratelimits.models.ledger.gaps import FSYNC_POLICIES
 from ratelimits.reports.periods import iso
 
@@ -23,6 +26,14 @@ from ratelimits.reports.periods import iso
 _UNITS = {"unknown": "at-most", "unmetered": "unmetered", "unreported": "at-most", "uncounted": "at-most"}
 
 
+class _Part(NamedTuple):
+    """A group of gaps, and the span (µs since 1970 UTC) in which they are about a customer."""
+
+    group: _ShardAndAccount
+    start: int
+    end: int
+
+
 #: The shard of a gap (None if the gap is about all shards), and its account ("" if it is about all accounts; ANONYMOUS
 #: if it is about usage without an account).
 _ShardAndAccount = tuple[int | None, str]
@@ -33,24 +44,29 @@ class Gaps:
 
     def __init__(self, rows: Iterable[DurabilityGap]) -> None:
         self._groups: dict[_ShardAndAccount, list[tuple[int, DurabilityGap]]] = {}
+        #: The gaps of periods that were closed by force, by event. Each is only about its customer and period.
+        self._forced: dict[str, list[tuple[int, DurabilityGap]]] = {}
         for number, gap in enumerate(rows):
+            if gap.kind == GapKind.FORCED:
+                self._forced[gap.event] = [(number, gap)]
+                continue
             for shard in _shards(gap):
                 self._groups.setdefault((shard, gap.account), []).append((number, gap))
         # Most accounts of a shard have only the gaps of this shard. Their texts are equal, so a cache helps.
-        self._text = lru_cache(maxsize=100)(self._text_of)
+        self._cached = lru_cache(maxsize=100)(self._text_of)
 
     @classmethod
     def between(
-        cls, using: str, start: int, end: int, *, shards: Collection[int] | None = None, accounts: Collection[str] = ()
+        cls, using: str, start: int, end: int, *, shards: Collection[int] | None = None, texts: Collection[str] = ()
     ) -> Gaps:
         """Read the gaps that overlap the span from `start` to before `end` (µs since 1970 UTC).
 
-        If `shards` is given, read only the gaps that are about these shards and about these `accounts`. A gap without a
-        shard is about all shards, and a gap without an account is about all accounts.
+        If `shards` is given, read only the gaps that are about these shards and about these account texts. A gap
+        without a shard is about all shards, and a gap without an account is about all accounts.
         """
         rows = cls.rows(using, start, end)
         if shards is not None:
-            names = {"", *(name or ANONYMOUS for name in accounts)}
+            names = {"", *(text or ANONYMOUS for text in texts)}
             rows = rows.filter(Q(shard__in=shards) | Q(shard=None), account__in=names)
         return cls(rows)
 
@@ -63,15 +79,38 @@ class Gaps:
         rows = DurabilityGap.objects.using(using).filter(Q(since__lt=end), Q(until__gte=start), harmless=False)
         return rows.order_by("since", "event")
 
-    def text(self, shard: int, account: str, start: int, end: int) -> str:
-        """Return the text about gaps for a report of this account, shard and period; "" if there are no gaps."""
-        keys = [(of_shard, of_account) for of_shard in (None, shard) for of_account in ("", account or ANONYMOUS)]
-        return self._text(tuple(key for key in keys if key in self._groups), start, end)
+    def text(self, shards: Collection[int], customer: NamedCustomer, start: int, end: int) -> str:
+        """Return the text about gaps for a report of this customer and period; "" if there are no gaps.
 
-    def _text_of(self, keys: tuple[_ShardAndAccount, ...], start: int, end: int) -> str:
-        # The first item of each pair says in which order the gaps were read.
-        gaps = sorted(chain.from_iterable(self._groups[key] for key in keys), key=lambda numbered: numbered[0])
-        return "; ".join(describe(gap) for _number, gap in gaps if gap.since < end and gap.until >= start)
+        `shards` are the shards of the customer. A gap of an account is a gap of the customer whom the account named at
+        that time.
+        """
+        in_shards = (None, *shards)
+        found = [_Part((shard, ""), start, end) for shard in in_shards]
+        for text, since, until in customer.spans(start, end):
+            found += [_Part((shard, text or ANONYMOUS), since, until) for shard in in_shards]
+        parts = tuple(part for part in found if part.group in self._groups)
+        forced = forced_event(customer.token, start) if self._forced else ""
+        return self._cached(parts, forced if forced in self._forced else "")
+
+    def _text_of(self, parts: tuple[_Part, ...], forced: str) -> str:
+        # The number says in which order the gaps were read.
+        gaps = {
+            number: gap
+            for part in parts
+            for number, gap in self._groups[part.group]
+            if gap.since < part.end and gap.until >= part.start
+        }
+        gaps |= dict(self._forced.get(forced, ()))
+        return "; ".join(dict.fromkeys(describe(gap) for _number, gap in sorted(gaps.items(), key=itemgetter(0))))
+
+
+def forced_event(token: str, start: int) -> str:
+    """Return the event of the gap of a period that was closed by force.
+
+    `token` is the customer's token, and `start` the period's start (µs since 1970 UTC).
+    """
+    return f"{GapKind.FORCED}:{sha256(f'{token}:{start}'.encode()).hexdigest()}"
 
 
 def _shards(gap: DurabilityGap) -> Iterable[int | None]:

@@ -21,6 +21,7 @@ from ratelimits.algorithms.calendar import instant
 from ratelimits.algorithms.limits import fields_of
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.models import KeyOverride, Tombstone
+from ratelimits.models.accounts.named import NamedCustomer
 from ratelimits.models.fields.view_key_texts import SOURCES
 from ratelimits.models.keys import COVERS, KeyKind, key_shard
 from ratelimits.reports.periods import SECOND
@@ -75,14 +76,20 @@ class Limits:
         self._first_unnamed = lru_cache(maxsize=1000)(self._first_unnamed_uncached)
         self._unnamed_edits = lru_cache(maxsize=1000)(self._unnamed_edits_uncached)
 
-    def of(self, groups: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield the groups in their order, each with its `limit` (a number as text; "" if the limit is not clear)."""
+    def of(self, groups: Iterable[dict[str, Any]], customer: NamedCustomer) -> Iterator[dict[str, Any]]:
+        """Yield the groups of a customer in their order, each with its `limit`.
+
+        The limit is a number as text, or "" if the limit is not clear.
+        """
         unread = iter(groups)
         while chunk := list(islice(unread, _CHUNK)):
-            keys = {group["key"] for group in chunk} | {f"account:{group['account']}" for group in chunk}
+            keys = {group["key"] for group in chunk} | {f"account:{name.text}" for name in customer.names}
             overrides = _read(self._using, keys) if self._has_overrides else {}
             for group in chunk:
-                yield group | {"limit": self._limit(group, overrides)}
+                start, end = group["first_bin"] * SECOND, (group["last_bin"] + BIN_SECONDS) * SECOND
+                texts = {span.text for span in customer.spans(start, end)}
+                limits = {self._limit(group, text, overrides) for text in texts}
+                yield group | {"limit": limits.pop() if len(limits) == 1 else ""}
 
     @cached_property
     def _has_overrides(self) -> bool:
@@ -90,8 +97,11 @@ class Limits:
         history: Any = KeyOverride.history
         return bool(history.using(self._using).exists())
 
-    def _limit(self, group: Mapping[str, Any], overrides: _Overrides) -> str:
-        """Return the limit of a group. `overrides` has the overrides for the keys and accounts of all groups."""
+    def _limit(self, group: Mapping[str, Any], account: str, overrides: _Overrides) -> str:
+        """Return the limit of a group under an account text.
+
+        `overrides` has the overrides for the keys and accounts of all groups.
+        """
         version = group["version"]
         rule = self._rules.of(group["rule"], version).row
         if rule is None:
@@ -100,13 +110,13 @@ class Limits:
         # The kinds of the keys by which the rule counted, or perhaps counted, the requests of this group. A line names
         # the API key of a request, but a rule per caller counted its user, if it had one.
         kinds = [kind if rule.key_kind == "caller" else rule.key_kind]
-        if rule.key_kind == "caller" and kind == "api_key" and group["account"] != group["key"]:
+        if rule.key_kind == "caller" and kind == "api_key" and account != group["key"]:
             kinds.append("user")
-        limits = {self._limit_by(counted_kind, kind, rule, group, overrides) for counted_kind in kinds}
+        limits = {self._limit_by(counted_kind, kind, rule, group, account, overrides) for counted_kind in kinds}
         return limits.pop() if len(limits) == 1 else ""
 
     def _limit_by(
-        self, counted_kind: str, kind: str, rule: Any, group: Mapping[str, Any], overrides: _Overrides
+        self, counted_kind: str, kind: str, rule: Any, group: Mapping[str, Any], account: str, overrides: _Overrides
     ) -> str:
         """Return the limit of a group whose line names a key of `kind`, if the rule counted keys of `counted_kind`."""
         version = group["version"]
@@ -117,7 +127,7 @@ class Limits:
             covered_kinds = COVERS.get(key.partition(":")[0], ())
             return list(overrides.get((key, rule.name), ())) if counted_kind in covered_kinds else []
 
-        for_key, for_account = overrides_for(group["key"]), overrides_for(f"account:{group['account']}")
+        for_key, for_account = overrides_for(group["key"]), overrides_for(f"account:{account}")
         unnamed_kinds = _unnamed_kinds(kind, counted_kind)
         if unnamed_kinds and self._first_unnamed(rule.name, unnamed_kinds) <= version:
             # There were overrides for keys that the line does not name. The line stores one version: the newest version

@@ -10,8 +10,8 @@ from collections.abc import Collection
 
 from django.db.models import Sum
 
-from ratelimits.algorithms.billing_periods import Span
 from ratelimits.models import ProcessTotal
+from ratelimits.models.accounts.named import NamedCustomer
 from ratelimits.reports.periods import SECOND
 
 #: A key, such as "user:42", and the name of a meter.
@@ -21,27 +21,25 @@ KeyAndMeter = tuple[str, str]
 class LostReplies:
     """Counts the replies that were lost between two moments (µs since 1970 UTC).
 
-    The counts are read once, for these `accounts`, or for all accounts if `accounts` is None.
+    The counts are read once, for these account texts, or for all if `texts` is None.
     """
 
-    def __init__(self, using: str, start: int, end: int, accounts: Collection[str] | None = None) -> None:
+    def __init__(self, using: str, start: int, end: int, texts: Collection[str] | None = None) -> None:
         first, end_rounded_up = start // SECOND, -(-end // SECOND)
         rows = ProcessTotal.objects.using(using).filter(kind="unanswered", bin__gte=first, bin__lt=end_rounded_up)
-        if accounts is not None:
-            rows = rows.filter(account__in=accounts)
-        #: For each account, a list of (bin in s since 1970 UTC, key, meter, number of lost replies).
+        if texts is not None:
+            rows = rows.filter(account__in=texts)
+        #: For each text, a list of (bin in s since 1970 UTC, key, meter, number of lost replies).
         self._rows: dict[str, list[tuple[int, str, str, int]]] = {}
         sums = rows.values_list("account", "bin", "key", "meter").order_by().annotate(Sum("requests"))
         for name, *rest in sums.iterator():
             self._rows.setdefault(name, []).append(tuple(rest))
 
-    def of(self, account: str, spans: Collection[Span]) -> Counter[KeyAndMeter]:
-        """Return how many replies of an account were lost in a billing period, by key and meter.
-
-        `spans` are the spans whose usage belongs to the period (see `DatedTimeline.spans`).
-        """
+    def of(self, customer: NamedCustomer, start: int, end: int) -> Counter[KeyAndMeter]:
+        """Return how many replies of a customer were lost in a billing period, by key and meter."""
         counts: Counter[KeyAndMeter] = Counter()
-        for bin_, key, meter, requests in self._rows.get(account, ()):
-            if any(start <= bin_ * SECOND < end for start, end in spans):
-                counts[key, meter] += requests
+        for span in customer.spans(start, end):
+            for bin_, key, meter, requests in self._rows.get(span.text, ()):
+                if span.start <= bin_ * SECOND < span.end:
+                    counts[key, meter] += requests
         return counts

@@ -10,11 +10,15 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache, reduce
 from operator import or_
+from typing import TYPE_CHECKING
 
 from django.db.models import Q
 
 from ratelimits.algorithms import calendar
-from ratelimits.algorithms.billing_periods import Span, month_of, zone_or_utc
+from ratelimits.algorithms.billing_periods import month_of, zone_or_utc
+
+if TYPE_CHECKING:
+    from ratelimits.models.accounts.named import TextSpan
 
 SECOND = 1_000_000
 #: Maximum length of a billing period (µs): a month of 31 days, two more days at each end, and a change of the clocks.
@@ -97,7 +101,7 @@ def within(start: int, end: int) -> Q:
     return Q(bin__gte=start // SECOND, bin__lt=end // SECOND)
 
 
-def in_spans(spans: Iterable[Span]) -> Q:
-    """Return the condition for the rows, such as ledger lines, whose bin is in one of these spans."""
+def in_spans(spans: Iterable[TextSpan]) -> Q:
+    """Return the condition for the rows, such as ledger lines, of an account text and a bin in one of these spans."""
     no_rows = Q(pk__in=())  # the result if there is no span
-    return reduce(or_, (within(*span) for span in spans), no_rows)
+    return reduce(or_, (Q(account=span.text) & within(span.start, span.end) for span in spans), no_rows)

@@ -1,4 +1,4 @@
-"""Read an account's usage in its current billing period, with the quantities that its plan includes."""
+"""Read a customer's usage in its current billing period, with the quantities that its plan includes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ratelimits.algorithms.billing_periods import Period
 from ratelimits.models import PeriodUsage
-from ratelimits.models.customers import customers_now
+from ratelimits.models.accounts.named import NamedCustomer
 from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.terms import Terms
@@ -31,13 +31,13 @@ class MeterUse:
         return max(self.used - self.included, 0)
 
 
-def present_usage(using: str, account: str, terms: Terms, now: int) -> tuple[Period, list[MeterUse]]:
-    """Return the account's billing period at `now` (µs since 1970 UTC), and its customer's usage of each meter.
+def present_usage(using: str, customer: NamedCustomer, terms: Terms, now: int) -> tuple[Period, list[MeterUse]]:
+    """Return the customer's billing period at `now` (µs since 1970 UTC), and its usage of each meter.
 
     The numbers come from the totals of the ledger's lines. Perhaps the newest usage is not in these totals yet.
     """
-    period, customers = terms.period(now), customers_now(using, [account])
-    rows = PeriodUsage.objects.using(using).filter(customer__in=customers, period=period.start // SECOND)
+    period = terms.period(now)
+    rows = PeriodUsage.objects.using(using).filter(customer=customer.pk, period=period.start // SECOND)
     sums = rows.values_list("meter").order_by().annotate(ExactSum("admitted_units"), ExactSum("refunded_units"))
     used = {meter: admitted - refunded for meter, admitted, refunded in sums}
     meters = sorted(used.keys() | terms.included.keys())

@@ -22,7 +22,7 @@ from ratelimits.reports.statements import rows, statements
 from ratelimits.reports.statements.effect import AmountOwed, Effect, Quantities, effect_of
 from tests.admin.test_usage import text, url
 from tests.reports.closing.test_close import adjust
-from tests.support.reports.edits import edit_at
+from tests.support.reports.edits import rename
 from tests.support.reports.invoices import account, close, spend
 from tests.support.reports.priced import charge, priced
 from tests.support.usage.traffic import at, flow
@@ -183,17 +183,15 @@ def test_in_a_period_without_usage_an_adjustment_makes_a_report_with_its_fees(ad
     assert report.amounts["total"] == {"EUR": "10.50"}
 
 
-def test_what_is_owed_by_all_names_of_an_account_is_shown(admin_client: Client) -> None:
+def test_what_is_owed_under_all_texts_of_a_customer_is_shown(admin_client: Client) -> None:
     acme = priced(included=5, flat_fee="10")
     spend(acme, "2026-10-10", 12)
     flow()
-    with edit_at("2026-10-20"):
-        acme.identifier = "initech"
-        acme.save()
+    rename("acme", "initech", "2026-10-20")
     spend("initech", "2026-10-25", 9)
-    reports = close("2026-11-02")
-    before = sum((Decimal(report.amounts["total"]["EUR"]) for report in reports), Decimal(0))
-    page = admin_client.post(ADD, typed(quantity="-3"))
+    (report,) = close("2026-11-02")
+    before = Decimal(report.amounts["total"]["EUR"])
+    page = admin_client.post(ADD, typed(quantity="-3", account="initech"))
     assert page.context["effect"].owed == AmountOwed("EUR", before, before - Decimal("0.30"))
 
 

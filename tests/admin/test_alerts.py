@@ -8,6 +8,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from ratelimits.models import Account, Alert, AlertChannel, AlertDelivery
+from ratelimits.models.customers import make_missing, present
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -20,8 +21,11 @@ def staff() -> Client:
 
 
 def failed_delivery() -> AlertDelivery:
+    make_missing("default", ["acme"])
+    acme = present("default", ["acme"])["acme"]
     alert = Alert.objects.create(
-        id=Alert.id_of("acme", 0, "requests", 1, 50, 100),
+        id=Alert.id_of(acme.token, 0, "requests", 1, 50, 100),
+        customer=acme,
         account="acme",
         meter="requests",
         rule=1,

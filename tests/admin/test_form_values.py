@@ -71,7 +71,7 @@ PAGES: dict[str, dict[str, str]] = {
         "reason": "goodwill",
     },
     f"{BASE}/planmembership/import/?file={{file}}": {"good_only": "on", "change_reason": "asked"},
-    f"{BASE}/report/force/": {"account": "acme", "start": "0", "reason": "asked"},
+    f"{BASE}/report/force/": {"customer": "acme", "start": "0", "reason": "asked"},
     BLOCK: {**TYPED[BLOCK], **CONFIRMED},
     RESET: {**TYPED[RESET], **CONFIRMED},
     GRANT: {**TYPED[GRANT], **CONFIRMED},

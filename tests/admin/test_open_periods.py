@@ -27,7 +27,7 @@ from ratelimits.models import (
 from ratelimits.reports.closing.close import finalise, home_shard
 from ratelimits.reports.verify.report import verify_report
 from tests.admin.test_usage import text, url
-from tests.support.reports.invoices import account, spend
+from tests.support.reports.invoices import account, spend, token
 from tests.support.usage.traffic import at, flow, opened_late
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
@@ -41,7 +41,7 @@ def test_staff_see_why_a_period_is_open_and_close_it_by_force(admin_client: Clie
     page = admin_client.get(url(Report, "open"))
     assert "is complete until 2025-10-20T00:00:00Z" in text(page)
     assert "<i>" not in page.content.decode()
-    about: dict[str, Any] = {"account": name, "start": at("2025-10-01")}
+    about: dict[str, Any] = {"customer": token(name), "start": at("2025-10-01")}
     assert "Close by force" in text(admin_client.get(url(Report, "force"), about))
     refused = admin_client.post(url(Report, "force"), {**about, "reason": ""})
     assert refused.status_code == 200
@@ -61,7 +61,7 @@ def test_the_reasons_are_in_the_language_of_the_reader_and_the_gap_is_not(admin_
     chinese = {"headers": {"accept-language": "zh-hans"}}
     page = admin_client.get(url(Report, "open"), **chinese)  # type: ignore[arg-type]
     assert f"分片 {home_shard('acme'):02d} 的用量完整至 2025-10-20T00:00:00Z" in text(page)
-    values: dict[str, Any] = {"account": "acme", "start": at("2025-10-01"), "reason": "x"}
+    values: dict[str, Any] = {"customer": token(), "start": at("2025-10-01"), "reason": "x"}
     admin_client.post(url(Report, "force"), values, **chinese)  # type: ignore[arg-type]
     assert "is complete until 2025-10-20T00:00:00Z" in DurabilityGap.objects.get(kind="forced").detail
 
@@ -145,7 +145,7 @@ class TestFinalise:
         assert "usage so far (provisional)" in text(page)
         values = chosen(page)
         start = at("2025-10-01")
-        assert values == [f"{start}:", f"{start}:acme"]
+        assert values == [f"{start}:{token('')}", f"{start}:{token()}"]
         asked = admin_client.post(url(Report, "finalise"), {"period": values})
         said = text(asked)
         assert "Nothing is finalised yet: all numbers are provisional." in said
@@ -182,7 +182,7 @@ class TestFinalise:
         assert "1 report was finalised: anonymous 2025-10 v1." in text(confirmed(admin_client, again))
 
     def test_a_changed_price_is_shown_again_also_if_the_rounded_amount_is_the_same(self, admin_client: Client) -> None:
-        asked = admin_client.post(url(Report, "finalise"), {"period": [f"{at('2025-10-01')}:acme"]})
+        asked = admin_client.post(url(Report, "finalise"), {"period": [f"{at('2025-10-01')}:{token()}"]})
         assert "requests 7 0 5 2 0.5 EUR" in text(asked)
         rows: QuerySet[PlanPrice] = QuerySet(PlanPrice)
         rows.update(unit_price="0.251")
@@ -196,16 +196,18 @@ class TestFinalise:
         self, admin_client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
-        asked = admin_client.post(url(Report, "finalise"), {"period": [f"{at('2025-10-01')}:acme"]})
+        asked = admin_client.post(url(Report, "finalise"), {"period": [f"{at('2025-10-01')}:{token()}"]})
         assert "acme, October 2025 (2025-10-01 – 2025-11-01 UTC) (provisional)" in text(asked)
         assert "1 report was finalised: acme 2025-10 v1." in text(confirmed(admin_client, asked))
-        values: dict[str, Any] = {"account": "late", "start": at("2025-10-01"), "reason": "the invoice is due"}
+        values: dict[str, Any] = {"customer": token("late"), "start": at("2025-10-01"), "reason": "the invoice is due"}
         assert "was finalised" in text(admin_client.post(url(Report, "force"), values, follow=True))
         assert Report.objects.count() == 2
 
     def test_what_cannot_be_finalised_is_left_open(self, admin_client: Client) -> None:
         start = at("2025-10-01")
-        asked = admin_client.post(url(Report, "finalise"), {"period": [f"{start}:late", f"{start}:acme"]})
+        asked = admin_client.post(
+            url(Report, "finalise"), {"period": [f"{start}:{token('late')}", f"{start}:{token()}"]}
+        )
         assert "These periods cannot be finalised now. The page “Open periods” says why." in text(asked)
         assert "late, 2025-10-01 00:00:00 UTC" in text(asked)
         assert "Finalise 1 report" in asked.content.decode()
@@ -224,7 +226,7 @@ class TestFinalise:
         QuerySet(Plan).update(currency="ZZZ")
         Plan.history.update(currency="ZZZ")
         start = at("2025-10-01")
-        again = admin_client.post(url(Report, "finalise"), {"period": [f"{start}:", f"{start}:acme"]})
+        again = admin_client.post(url(Report, "finalise"), {"period": [f"{start}:{token('')}", f"{start}:{token()}"]})
         assert "The periods of acme cannot be finalised: the server's log says why." in text(again)
         assert "requests 3 0 0 3" in text(again)
         done = confirmed(admin_client, asked)
@@ -235,7 +237,7 @@ class TestFinalise:
     def test_it_needs_its_own_permission(self, client: Client) -> None:
         user = User.objects.create(username="finance", is_staff=True)
         client.force_login(user)
-        values = {"period": [f"{at('2025-10-01')}:acme"]}
+        values = {"period": [f"{at('2025-10-01')}:{token()}"]}
         others = Permission.objects.exclude(codename="finalise")
         user.user_permissions.set(others)
         page = client.get(url(Report, "open"))
@@ -256,7 +258,7 @@ class TestFinalise:
         spend("acme", "2025-10-31", 2)
         spend("acme", "2025-11-10", 20)
         complete("2025-12-02")
-        asked = admin_client.post(url(Report, "finalise"), {"period": [f"{at('2025-11-01')}:acme"]})
+        asked = admin_client.post(url(Report, "finalise"), {"period": [f"{at('2025-11-01')}:{token()}"]})
         assert "requests 20 0 5 15 3.75 EUR" in text(asked)
         assert "requests (correction of an earlier period) 2 0 0 2 0.5 EUR" in text(asked)
         confirmed(admin_client, asked)

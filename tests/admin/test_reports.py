@@ -109,7 +109,7 @@ def test_a_large_report_s_page_shows_its_first_lines(
     for number in range(2, 260):
         line.pk, line.number, line.key = None, number, f"api_key:{number}"
         line.save(force_insert=True)
-    with django_assert_max_num_queries(17):
+    with django_assert_max_num_queries(18):
         page = text(admin_client.get(url(Report, "change", report.pk)))
     assert "api_key:200" in page
     assert "api_key:201" not in page

@@ -24,6 +24,7 @@ from ratelimits.alerts.evaluate import _write
 from ratelimits.alerts.webhook import TYPE, post, signature
 from ratelimits.conf.setting_rules import LONGEST_POST
 from ratelimits.models import Account, Alert, AlertChannel, AlertDelivery
+from ratelimits.models.accounts.named import named_now
 from ratelimits.models.alerts import new_secret
 from ratelimits.models.keys import canonical_account
 from ratelimits.signals import threshold_reached
@@ -43,8 +44,11 @@ def raise_alert(*, threshold: int = 80, account: str = "acme", **channel: Any) -
     if channel:
         AlertChannel.objects.create(account=owner, **channel)
     period = at("2026-11-01T00:00+01:00") // 1_000_000
+    customer = named_now("default", [account])[account]
+    assert customer.pk is not None
     alert = Alert(
-        id=Alert.id_of(account, period, "requests", 7, threshold, 10_000),
+        id=Alert.id_of(customer.token, period, "requests", 7, threshold, 10_000),
+        customer_id=customer.pk,
         account=account,
         meter="requests",
         rule=7,
@@ -56,7 +60,7 @@ def raise_alert(*, threshold: int = 80, account: str = "acme", **channel: Any) -
         used=8123,
         quantity=10_000,
     )
-    assert _write("default", alert)
+    assert _write("default", alert, customer)
     return alert
 
 

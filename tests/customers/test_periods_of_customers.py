@@ -49,18 +49,18 @@ def errors() -> list[str]:
 
 
 def billed() -> dict[tuple[str, int], int]:
-    """Return the units on reports, by account and start of the billing period (µs)."""
-    sums = ReportLine.objects.filter(admitted_count__gt=0).values_list("report__account", "report__period_start")
-    return {(text, start): units for text, start, units in sums.order_by().annotate(Sum("consumed_quantity"))}
+    """Return the units on reports, by token of the customer and start of the billing period (µs)."""
+    sums = ReportLine.objects.filter(admitted_count__gt=0).values_list("report__customer", "report__period_start")
+    return {(token, start): units for token, start, units in sums.order_by().annotate(Sum("consumed_quantity"))}
 
 
 def drafted() -> Counter[tuple[str, int]]:
-    """Return the units on the statements of open periods, by account and start of the billing period (µs)."""
+    """Return the units on the statements of open periods, by token of the customer and start of the period (µs)."""
     sums: Counter[tuple[str, int]] = Counter()
     for month in ("2026-10", "2026-11", "2026-12"):
         for statement in statements(month):
             for row in statement.rows:
-                sums[statement.report.account, statement.report.period_start] += row.consumed_quantity
+                sums[statement.report.customer_id, statement.report.period_start] += row.consumed_quantity
     return sums
 
 
@@ -96,19 +96,21 @@ def test_each_use_is_billed_once_in_the_period_of_its_customer_whatever_is_moved
             names[text] = [*((since, pk) for since, pk in names[text] if since < bin_), (bin_, moved.customer.pk)]
     flow()
     assert errors() == []
-    expected: Counter[tuple[str, int]] = Counter()
+    tokens = dict(Customer.objects.values_list("pk", "token"))
+    expected, of_texts = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
     totals: Counter[tuple[int | None, str, int]] = Counter()
     for text, bin_, units in uses:
         owner = [pk for since, pk in names[text] if since <= bin_][-1]
         zone, anchor = terms.get(owner, ("UTC", ""))
         start, _end = Calendar("month", zone, anchor or None).span(bin_ * SECOND)
-        expected[text, start] += units
+        expected[tokens[owner], start] += units
+        of_texts[text, start] += units
         totals[owner, text, start // SECOND] += units
     counted: Counter[tuple[int | None, str, int]] = Counter()
     for row in PeriodUsage.objects.all():
         counted[row.customer_id, row.account, row.period] += row.admitted_units
     assert counted == totals
-    assert drafted() == shown() == expected
+    assert (drafted(), shown()) == (expected, of_texts)
     close("2027-02-01")
     assert billed() == expected
     assert errors() == []

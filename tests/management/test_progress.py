@@ -145,7 +145,7 @@ def test_each_long_command_shows_its_stages(tmp_path: Path) -> None:
     seal()
     assert stages(on_a_terminal("ratelimits_drain", rebuild_totals=True)) == {"batches", "shards", "kinds of totals"}
     ShardState.objects.update(watermark=at("2025-02-02"))
-    assert "accounts" in on_a_terminal("ratelimits_finalise")
+    assert "customers" in on_a_terminal("ratelimits_finalise")
     assert stages(on_a_terminal("ratelimits_verify")) == {"ledger lines", "totals", "report lines"}
     manifest = tmp_path / "manifest.json"
     in_manifest = stages(on_a_terminal("ratelimits_manifest", "2025-01", output=manifest))

@@ -19,8 +19,9 @@ from django.db import connection, connections, transaction
 from django.db.models import F, QuerySet
 
 from ratelimits.models import Account, Adjustment, Customer, FrozenPeriod
+from ratelimits.models.accounts.named import named_now
 from ratelimits.models.ledger import moment
-from ratelimits.models.periods import freeze, timelines
+from ratelimits.models.periods import freeze, timelines_of
 from ratelimits.reports.periods import month_in
 from tests.reference.customers import Periods
 from tests.reference.periods import DAY
@@ -115,9 +116,10 @@ class History:
 
     def compare(self) -> None:
         """Check the rows, and that each quarter of an hour is in one period, and neighbours touch."""
-        found = timelines("default", [model.name for model in self.customers])
+        customers = named_now("default", [model.name for model in self.customers])
+        found = timelines_of("default", customers.values())
         for model in self.customers:
-            timeline = found[model.name].newest
+            timeline = found[customers[model.name].token]
             rows = {(row.start, row.end): (row.timezone, row.label) for row in timeline.frozen}
             assert rows == model.frozen
             periods = timeline.between(FIRST - 60 * DAY, self.end + 60 * DAY)
@@ -159,7 +161,8 @@ class TestFreezing:
         with transaction.atomic():
             ((_customer, again),) = freeze("default", [("acme", at("2026-10-20") // SECOND)]).values()
         assert (again.start, again.end) == (period.start, period.end + 900 * SECOND)
-        assert timelines("default", ["acme"])["acme"].at(again.end).end == at("2026-12-01")
+        acme = named_now("default", ["acme"])["acme"]
+        assert timelines_of("default", [acme])[acme.token].at(again.end).end == at("2026-12-01")
 
     def test_two_processes_that_freeze_at_once_agree(self) -> None:
         """An edit waits for the tally that holds the customer's lock, and the next tally has the new terms."""

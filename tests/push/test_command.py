@@ -14,7 +14,9 @@ from django.test import Client, override_settings
 from project.celery import app
 from ratelimits import tasks
 from ratelimits.conf.setting_rules import complaint
-from ratelimits.models import Account, PushDelivery, PushedReport, PushReceiver
+from ratelimits.customers.move import move
+from ratelimits.models import PushDelivery, PushedReport, PushReceiver
+from ratelimits.models.customers import present
 from tests.admin.test_usage import text, url
 from tests.push.fakes import Fake
 from tests.push.test_push import october, states
@@ -144,26 +146,22 @@ def test_a_report_that_cannot_be_pushed_needs_a_person(answer: Any, why: str, fa
     assert len(fakes["lago"].taken) == 2
 
 
-def test_usage_under_a_former_name_that_customer_does_not_know_needs_a_person(fakes: dict[str, Fake]) -> None:
+def test_usage_of_a_customer_without_an_account_needs_a_person(fakes: dict[str, Fake]) -> None:
     october("acme", "free")
-    acme = Account.objects.get(identifier="acme")
-    acme.identifier = "newname"
-    acme.save()
-    customers: dict[str, Any] = {"newname": "cus_1"}
-    pushed = settings.RATELIMITS["PUSH"]["lago"] | {"CUSTOMER": lambda name: customers.get(name)}
+    acme = present("default", ["acme"])["acme"]
+    move("acme")
+    customers = {"newname": "cus_1", "acme": "cus_2"}
+    pushed = settings.RATELIMITS["PUSH"]["lago"] | {"CUSTOMER": customers.get}
     with override_settings(RATELIMITS={**settings.RATELIMITS, "PUSH": {"lago": pushed}}):
         for about in ({}, {"status": True}):
             out = io.StringIO()
             with pytest.raises(CommandError, match="need a person"):
                 call_command("ratelimits_push", stdout=out, **about)
-            assert "skipped: acme, 1 line, 2 units of overage" in out.getvalue()
-            assert "former name of newname" in out.getvalue()
+            assert "skipped: acme, 1 line, 2 units of overage: no account names this customer now" in out.getvalue()
             assert "skipped: free" not in out.getvalue()  # it has its name still: it is not billed here
+        move("newname", acme)
         acme_line = PushDelivery.objects.get(report__account="acme").line_id
-        customers["acme"] = "cus_1"
-        settled = {"settle": "again", "line": [acme_line], "by": "ada", "reason": "it is the same customer"}
-    with override_settings(RATELIMITS={**settings.RATELIMITS, "PUSH": {"lago": pushed}}):
-        run(receiver="lago", **settled)
+        run(receiver="lago", settle="again", line=[acme_line], by="ada", reason="it has an account again")
         assert "need a person" not in run()[0]
     (event,) = fakes["lago"].taken
     assert event["external_subscription_id"] == "cus_1"

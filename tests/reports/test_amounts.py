@@ -19,7 +19,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from ratelimits import engine
-from ratelimits.models import Account, Adjustment, Plan, PlanPrice, Report, ReportLine, ShardState
+from ratelimits.models import Account, Adjustment, Name, Plan, PlanPrice, Report, ReportLine, ShardState
 from ratelimits.pricing.prices import NO_UNITS, Units
 from ratelimits.reports import signing
 from ratelimits.reports.closing.close import close_together, home_shard
@@ -33,7 +33,7 @@ from ratelimits.reports.statements.lineage import terms_edits
 from tests.pricing.test_prices import modelled
 from tests.support.reports import edits
 from tests.support.reports.edits import edit_at
-from tests.support.reports.invoices import account, close, spend
+from tests.support.reports.invoices import account, close, spend, token
 from tests.support.reports.priced import TIERS, amounts, charge, findings, owed, priced, table, written
 from tests.support.usage.traffic import at, flow, opened_late
 
@@ -145,48 +145,32 @@ def test_adjustments_are_priced_as_what_they_make_of_the_total() -> None:
 
 @pytest.mark.parametrize("proration", ["none", "time"])
 @pytest.mark.parametrize("late", ["version", "period"])
-def test_names_of_one_account_owe_its_fees_minimum_and_tiers_once(proration: str, late: str, settings: Any) -> None:
+def test_texts_of_one_customer_owe_its_fees_minimum_and_tiers_once(proration: str, late: str, settings: Any) -> None:
     settings.RATELIMITS = {**settings.RATELIMITS, "PRORATION": proration, "LATE_USAGE": late}
     fees: dict[str, Any] = {"flat_fee": "10.001", "minimum": "26"}
     acme = priced(included=5, pricing="graduated", unit_price=None, tiers=TIERS, **fees)
     spend(acme, "2026-10-10", 12)
     flow()
-    with edit_at("2026-10-20"):
-        acme.identifier = "initech"
-        acme.save()
+    edits.rename("acme", "initech", "2026-10-20")
     spend("initech", "2026-10-25", 9)
     flow()
     price = PlanPrice.objects.get().price()
     provisional = [charge.amount for charge in charges(statements("2026-10")) if charge.amount]
-    reports = close("2026-11-02")
-    assert sorted(report.account for report in reports) == ["acme", "initech"]
+    (report,) = close("2026-11-02")
     # 12 and 9, minus the 5 that are included
-    assert sum(map(owed, reports)) == Fraction(round(price.of(Units(21, 16)), 2))
-    charged = [Decimal(row[5]) for report in reports for row in amounts(report) if row[1] == "fee"]
-    assert sum(charged) == Decimal("12.001")
-    assert sum(provisional) == Fraction(round(price.of(Units(21, 16)), 2))
+    assert owed(report) == sum(provisional) == Fraction(round(price.of(Units(21, 16)), 2))
+    assert [row[5] for row in amounts(report) if row[1] == "fee"] == ["12.001"]
     spend("acme", "2026-10-11", 3)
-    (second,) = close("2026-11-03")
-    assert owed(second) + owed(reports[0] if reports[0].account == "initech" else reports[1]) == Fraction("26.5")
+    spend("initech", "2026-11-11", 1)
+    (second,) = close("2026-11-03") if late == "version" else close("2026-12-02")
+    assert (second.label, second.version) == (("2026-10", 2) if late == "version" else ("2026-11", 1))
     adjust(-3, payer="initech")
-    (third,) = close("2026-11-04")
-    assert (second.account, second.version, third.account, third.version) == ("acme", 2, "initech", 2)
-    assert owed(second) + owed(third) == 26
-    assert [Fraction(report.amounts["total"]["EUR"]) for report in (second, third)] == [owed(second), owed(third)]
+    (third,) = (each for each in close("2026-12-03") if each.label == "2026-10")
+    assert (third.account, third.version) == ("initech", second.version + 1)
+    october = str(at("2026-10-01") // 10**6)
+    added = [Fraction(each.amounts["periods"][october]["amount"]) for each in (report, second, third)]
+    assert sum(added) == Fraction(round(price.of(Units(21, 16)), 2))
     assert findings() == ""
-
-
-def test_names_whose_periods_start_at_other_moments_have_a_price_each() -> None:
-    """The name and the time zone change in one period (docs/billing/prices.md)."""
-    priced(included=5, unit_price="0.10", flat_fee="10")
-    edits.spend("acme", "2026-10-10", 12)
-    flow()
-    edits.change("2026-10-20", identifier="initech", timezone="Europe/Berlin")
-    edits.spend("initech", "2026-10-25", 9)
-    reports = close("2026-11-02")
-    assert sorted(report.account for report in reports) == ["acme", "initech"]
-    assert [row[5] for report in reports for row in amounts(report) if row[1] == "fee"] == ["10"] * 2
-    assert len({report.period_start for report in reports}) == 2
 
 
 def test_a_leaver_owes_what_its_last_plan_charged_also_where_that_is_no_more() -> None:
@@ -232,7 +216,7 @@ def test_a_price_that_makes_no_sense_keeps_its_period_open_until_it_is_corrected
     assert waits.why.startswith("the price of tokens in plan plan-acme is not valid: ")
     assert why in waits.why
     with pytest.raises(NotForcedError, match=r"is not valid.*correct it first"):
-        force("acme", at("2026-10-01"), "ada", "due", at("2026-11-02"))
+        force(token(), at("2026-10-01"), "ada", "due", at("2026-11-02"))
     row = PlanPrice.objects.get(plan=acme.plan, meter="tokens")
     row.pricing, row.unit_price, row.tiers, row.flat_fee = "per_unit", Decimal(3), "", Decimal(1)
     row.fees_due = "report"
@@ -484,8 +468,9 @@ def test_prices_take_no_query_for_each_account() -> None:
     ShardState.objects.update(watermark=at("2026-11-02"))
     taken = []
     for chunk in (names[:2], names[2:]):
+        customers = list(Name.objects.filter(identifier__in=chunk).values_list("customer", flat=True))
         with CaptureQueriesContext(connection) as queries:
-            reports = close_together("default", chunk, at("2026-11-02"))
+            reports = close_together("default", customers, at("2026-11-02"))
         assert [report.amounts["total"] for report in reports] == [{"EUR": "0.20"}] * len(chunk)
         taken.append(len(queries))
     few, more = taken

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ratelimits.models import Report
+from ratelimits.models.accounts.named import named_now
 from ratelimits.quota.process_totals import Kind, TotalKey
 from ratelimits.reports.cross_check import Comparison, compare
 from ratelimits.reports.exports import FORMATS
@@ -21,7 +22,7 @@ def say(requests: int, moment: str = "2026-10-15", kind: Kind = "admitted", key:
 
 
 def october() -> Comparison:
-    (found,) = compare("default", "acme", at("2026-10-01"), at("2026-11-01"))
+    (found,) = compare("default", named_now("default", ["acme"])["acme"], at("2026-10-01"), at("2026-11-01"))
     return found
 
 

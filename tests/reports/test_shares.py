@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from ratelimits.models.accounts.named import named_now
 from ratelimits.reports.included import IncludedBook
 from ratelimits.reports.terms import AccountTerms
 from tests.support.reports.edits import change, plan
@@ -17,8 +18,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def november() -> Mapping[str, int]:
     """Return what November includes, by meter."""
-    book = IncludedBook(AccountTerms("default", ["acme"]))
-    return book.of("acme", at("2026-11-01"), at("2026-12-01"), proration="time").included
+    customer = named_now("default", ["acme"])["acme"]
+    book = IncludedBook(AccountTerms("default", [customer]))
+    return book.of(customer, at("2026-11-01"), at("2026-12-01"), proration="time").included
 
 
 def test_half_a_unit_is_rounded_up() -> None:

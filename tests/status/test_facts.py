@@ -273,8 +273,10 @@ def test_more_rows_than_anybody_counts_are_many(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_deliveries_that_failed_are_counted() -> None:
+    acme = Customer.objects.create()
     alert = Alert.objects.create(
         id=UUID(int=1),
+        customer=acme,
         account="acme",
         meter="requests",
         rule=0,
@@ -286,7 +288,6 @@ def test_deliveries_that_failed_are_counted() -> None:
     )
     for number, state in enumerate(("failed", "failed", "waiting", "done")):
         AlertDelivery.objects.create(id=UUID(int=number), alert=alert, kind="email", state=state, due_at=timezone.now())
-    acme = Customer.objects.create()
     report = Report.objects.create(customer=acme, account="acme", period_start=1, period_end=2, timezone="UTC")
     receiver = PushReceiver.objects.create(name="stripe")
     for number, state in enumerate(("refused", "unsure", "expired", "waiting", "accepted", "skipped")):

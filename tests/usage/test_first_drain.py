@@ -9,6 +9,7 @@ from django.db import OperationalError, connection
 
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.models import DurabilityGap, Line, ProcessTotal, ShardState
+from ratelimits.models.accounts.named import named_now
 from ratelimits.quota import process_totals
 from ratelimits.reports.closing.close import home_shard
 from ratelimits.reports.gaps import Gaps
@@ -51,7 +52,8 @@ def test_a_wipe_before_the_first_drain_is_declared_from_the_first_request_on(red
     (gap,) = wipes()
     assert gap.since <= before < gap.until <= time.time_ns() // 1000
     assert gap.since == min(ProcessTotal.objects.values_list("bin", flat=True)) * SECOND
-    assert "wipe" in Gaps.between("default", before, before + 1).text(home_shard("acme"), "acme", before, before + 1)
+    acme = named_now("default", ["acme"])["acme"]
+    assert "wipe" in Gaps.between("default", before, before + 1).text([home_shard("acme")], acme, before, before + 1)
     assert {fact.name: fact for fact in facts()}["gaps"].level is Level.AMBER
     seal()
     drain()

@@ -28,6 +28,7 @@ from ratelimits.usage.apply import BatchOutcome, apply
 from ratelimits.usage.packet import CUM_MODULUS, packet
 from ratelimits.usage.retention.compact import compact
 from ratelimits.usage.tally import tally
+from tests.support.reports.invoices import token
 from tests.support.usage.traffic import at, flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -129,7 +130,7 @@ def test_a_full_total_stops_its_period_alone_and_is_said_everywhere(settings: An
         "its usage is above 9,223,372,036,854,775,807, the largest number that a report can state"
     )
     with pytest.raises(NotForcedError, match="bill it by hand"):
-        force(full, OCTOBER * 1_000_000, "ada", "due", at("2026-12-03"))
+        force(token(full), OCTOBER * 1_000_000, "ada", "due", at("2026-12-03"))
     fact = {each.name: each for each in facts()}["full"]
     assert (fact.level, fact.word) == (Level.RED, "1")
     assert full in fact.detail

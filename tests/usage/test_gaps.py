@@ -17,6 +17,7 @@ from ratelimits.conf import conf
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.server import current_server
 from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch, ShardState
+from ratelimits.models.accounts.named import named_now
 from ratelimits.reports.gaps import Gaps, describe
 from ratelimits.status.fact import Level
 from ratelimits.status.facts import facts
@@ -124,7 +125,9 @@ def test_a_clean_restart_is_one_gap_in_words_or_a_note(
     [fact] = [fact for fact in facts() if fact.name == "gaps"]
     assert str(gap) in fact.detail
     assert (fact.level is Level.GREEN) == (policy == "always")
-    printed = Gaps.between("default", gap.since - 1, gap.until + 1).text(0, "acme", gap.since, gap.until + 1)
+    printed = Gaps.between("default", gap.since - 1, gap.until + 1).text(
+        [0], named_now("default", ["acme"])["acme"], gap.since, gap.until + 1
+    )
     assert printed.startswith("restart ") == (policy == "everysec")
 
 

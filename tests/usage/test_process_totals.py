@@ -14,6 +14,7 @@ from django.db import connection
 from django.test import override_settings
 
 from ratelimits.models import DurabilityGap, ProcessTotal
+from ratelimits.models.accounts.named import named_now
 from ratelimits.quota import process_totals
 from ratelimits.quota.process_totals import TotalKey
 from ratelimits.reports.cross_check import Comparison, compare
@@ -48,11 +49,11 @@ def test_what_processes_were_granted_is_set_beside_the_ledger() -> None:
     flow()
     totals.write("p1", {total(): (3, 3), total("unanswered", key="api_key:1"): (2, 2)})
     month = at("2026-11-01"), at("2026-12-01")
-    (comparison,) = compare("default", "acme", *month)
+    (comparison,) = compare("default", named_now("default", ["acme"])["acme"], *month)
     assert comparison == Comparison("requests", ledger=4, counted=3, unanswered=2, unmetered=0)
     assert comparison.holds
     totals.write("p2", {total(): (2, 2)})
-    (comparison,) = compare("default", "acme", *month)
+    (comparison,) = compare("default", named_now("default", ["acme"])["acme"], *month)
     assert not comparison.holds
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from ratelimits.conf import conf
+from ratelimits.models.accounts.named import named_now
 from ratelimits.models.ledger import when
 from ratelimits.reports.present import MeterUse, present_usage
 from ratelimits.reports.terms import TermsBook
@@ -14,8 +15,9 @@ from ratelimits.reports.terms import TermsBook
 
 def shown_usage(account: str, now: float) -> dict[str, Any]:
     """Return an account's usage in the current billing period, and the quantities that the account's plan includes."""
-    terms = TermsBook(conf.DATABASE).of([account])[account]
-    period, meters = present_usage(conf.DATABASE, account, terms, int(now * 1_000_000))
+    customer = named_now(conf.DATABASE, [account])[account]
+    terms = TermsBook(conf.DATABASE).of_customers([customer])[customer.token]
+    period, meters = present_usage(conf.DATABASE, customer, terms, int(now * 1_000_000))
     return {
         "start": when(period.start),
         "end": when(period.end),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -16,9 +17,11 @@ from django.utils.translation import ngettext
 from ratelimits.admin.charges import TotalRow, owed, total_rows
 from ratelimits.admin.operate.confirming import CONFIRMED, is_confirmed
 from ratelimits.admin.usage import moment_text, period_text
+from ratelimits.conf import conf
+from ratelimits.models.accounts.named import NamedCustomer, of_tokens
 from ratelimits.reports.closing.open_periods import open_periods
 from ratelimits.reports.gaps import in_words
-from ratelimits.reports.statements.finalising import AccountAndStart, Outcome, Preview, finalise_chosen
+from ratelimits.reports.statements.finalising import Outcome, Preview, TokenAndStart, finalise_chosen
 
 #: The permission to finalise periods.
 FINALISE = "ratelimits.finalise"
@@ -35,9 +38,9 @@ def may_finalise(request: HttpRequest) -> bool:
     return request.user.has_perm(FINALISE)
 
 
-def chosen_value(account: str, start: int) -> str:
-    """Return the value that stands for a period in a form."""
-    return f"{start}:{account}"
+def chosen_value(token: str, start: int) -> str:
+    """Return the value that stands for a customer's period in a form."""
+    return f"{start}:{token}"
 
 
 class PreviewedReport(NamedTuple):
@@ -68,17 +71,20 @@ class FinaliseView:
         """Show the reports of the chosen periods. After the user has confirmed, write them."""
         chosen = _chosen(request)
         confirmed = is_confirmed(request)
+        customers = of_tokens(conf.DATABASE, chosen)
         # Without the digests of the shown reports, nothing is written: the outcome only has the reports to show.
         outcome = finalise_chosen(chosen, _digests(request) if confirmed else None)
-        self._show_messages(request, outcome)
+        self._show_messages(request, outcome, customers)
         if confirmed and outcome.to_confirm:
             text = _("The reports would now differ from the reports that you have seen. Look at them again.")
             messages.warning(request, text)
-        not_written = outcome.without_report(chosen)
+        not_written = [
+            (customers[token].account or _("anonymous"), start) for token, start in outcome.without_report(chosen)
+        ]
         if confirmed and not outcome.to_confirm:
             for account, start in not_written[:_MAX_NAMED]:
                 text = _("Not finalised: %(account)s, %(start)s. If the period is still open, the list says why.")
-                values = {"account": account or _("anonymous"), "start": moment_text(start)}
+                values = {"account": account, "start": moment_text(start)}
                 messages.warning(request, text % values)
             return HttpResponseRedirect(self._back)
         context = {
@@ -93,11 +99,11 @@ class FinaliseView:
         }
         return TemplateResponse(request, "ratelimits/admin/finalise_periods.html", context)
 
-    def _show_messages(self, request: HttpRequest, outcome: Outcome) -> None:
+    def _show_messages(self, request: HttpRequest, outcome: Outcome, customers: Mapping[str, NamedCustomer]) -> None:
         """Show messages about written reports and failures. Record the written reports in the log of the admin."""
-        for account in outcome.failed:
+        for token in outcome.failed:
             text = _("The periods of %(account)s cannot be finalised: the server's log says why.")
-            messages.error(request, text % {"account": account or _("anonymous")})
+            messages.error(request, text % {"account": customers[token].account or _("anonymous")})
         reports = [preview.report for preview in outcome.written]
         if not reports:
             return
@@ -112,7 +118,7 @@ class FinaliseView:
 
 
 def _chosen(request: HttpRequest) -> dict[str, list[int]]:
-    """Return the starts of the chosen periods, by account.
+    """Return the starts of the chosen periods, by token of the customer.
 
     With the input `all`, the first complete periods of the list are chosen, at most MAX_CHOSEN. Otherwise, the inputs
     `period` stand for the chosen periods, and wrong inputs are left out.
@@ -126,23 +132,23 @@ def _chosen(request: HttpRequest) -> dict[str, list[int]]:
             return chosen
         found = open_periods(account=account or None, awaited=True)
         complete = (period for period in found if period.complete)
-        subjects = [(period.account, period.start) for period in islice(complete, MAX_CHOSEN)]
+        subjects = [(period.token, period.start) for period in islice(complete, MAX_CHOSEN)]
     else:
         posted = (_subject(text) for text in request.POST.getlist("period")[:MAX_CHOSEN])
         subjects = [subject for subject in posted if subject is not None]
-    for account, start in subjects:
-        chosen.setdefault(account, []).append(start)
+    for token, start in subjects:
+        chosen.setdefault(token, []).append(start)
     return chosen
 
 
-def _subject(text: str) -> AccountAndStart | None:
-    """Return the account and the start of a period from a text of `chosen_value`; None for any other text."""
-    start, _colon, account = text.partition(":")
+def _subject(text: str) -> TokenAndStart | None:
+    """Return the customer and the start of a period from a text of `chosen_value`; None for any other text."""
+    start, _colon, token = text.partition(":")
     is_number = start.isascii() and start.isdecimal() and len(start) <= _MAX_DIGITS
-    return (account, int(start)) if is_number and "\0" not in account else None
+    return (token, int(start)) if is_number and "\0" not in token else None
 
 
-def _digests(request: HttpRequest) -> dict[AccountAndStart, str]:
+def _digests(request: HttpRequest) -> dict[TokenAndStart, str]:
     """Return the digests of the reports that the page has shown, by period."""
     digests = {}
     for text in request.POST.getlist("shown"):

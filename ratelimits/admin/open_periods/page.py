@@ -19,7 +19,9 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.admin.open_periods.finalising import FinaliseView, chosen_value, may_finalise
 from ratelimits.admin.usage import moment_text, month_text, period_text
+from ratelimits.conf import conf
 from ratelimits.models import QuarantinedBatch, Report
+from ratelimits.models.accounts.named import of_tokens
 from ratelimits.reports.closing.open_periods import NotForcedError, OpenPeriod, force, open_periods
 from ratelimits.reports.periods import checked_month
 
@@ -37,7 +39,7 @@ _MAX_START = 10**17
 class ForceForm(forms.Form):
     """The form that closes a period by force."""
 
-    account = forms.CharField(widget=forms.HiddenInput, required=False, strip=False)
+    customer = forms.CharField(widget=forms.HiddenInput, max_length=16)
     start = forms.IntegerField(widget=forms.HiddenInput, min_value=0, max_value=_MAX_START)
     reason = forms.CharField(label=_("Reason"), max_length=300, widget=forms.TextInput(attrs={"size": 60}))
 
@@ -65,8 +67,8 @@ class OpenPeriods(_Base):
     def open_view(self, request: HttpRequest) -> HttpResponse:
         """List the periods that are still open although their months are over, each with the reason why it is open.
 
-        With `?account=`, list only the periods of this account. With `?running=1`, also list periods whose months are
-        not over. With `?month=2026-11`, list all open periods of this month.
+        With `?account=`, list only the periods of the customer whom this account names now. With `?running=1`,
+        also list periods whose months are not over. With `?month=2026-11`, list all open periods of this month.
         """
         if not self.has_view_permission(request):
             raise PermissionDenied
@@ -121,12 +123,12 @@ class OpenPeriods(_Base):
         """Show the form that asks for the reason. A valid POST of the form closes the period."""
         if not self._may_finalise(request):
             raise PermissionDenied
-        initial = {name: request.GET[name] for name in ("account", "start") if name in request.GET}
+        initial = {name: request.GET[name] for name in ("customer", "start") if name in request.GET}
         form = ForceForm(request.POST) if request.method == "POST" else ForceForm(initial=initial)
         if request.method == "POST" and form.is_valid():
             values = form.cleaned_data
             try:
-                report = force(values["account"], values["start"], request.user.get_username(), values["reason"])
+                report = force(values["customer"], values["start"], request.user.get_username(), values["reason"])
             except NotForcedError as error:
                 self.message_user(request, str(error), messages.ERROR)
             else:
@@ -134,7 +136,8 @@ class OpenPeriods(_Base):
                 self.message_user(request, _("Report %(report)s was finalised.") % {"report": report}, messages.SUCCESS)
             return HttpResponseRedirect(reverse(f"{self.admin_site.name}:ratelimits_report_open"))
         start = form.data.get("start") or form.initial.get("start") or ""
-        account = form.data.get("account") or form.initial.get("account") or _("anonymous")
+        token = form.data.get("customer") or form.initial.get("customer") or ""
+        account = of_tokens(conf.DATABASE, [token.replace("\0", "")]).popitem()[1].account or _("anonymous")
         is_number = start.isascii() and start.isdecimal() and len(start) < len(str(_MAX_START))
         context = {
             **self.admin_site.each_context(request),
@@ -152,6 +155,7 @@ def _row(period: OpenPeriod, quarantine_url: str) -> dict[str, Any]:
     period_with_end = period.period
     return {
         "account": period.account,
+        "customer": period.token,
         "start": period.start,
         "period": (
             period_text(period_with_end.start, period_with_end.end, period_with_end.timezone)
@@ -162,7 +166,7 @@ def _row(period: OpenPeriod, quarantine_url: str) -> dict[str, Any]:
         "over": period.over,
         "why": period.why,
         "complete": period.complete,
-        "value": chosen_value(period.account, period.start),
+        "value": chosen_value(period.token, period.start),
         "quarantined": [
             (f"{shard:02d}", f"{quarantine_url}?{urlencode({'resolved_at__isempty': 1, 'shard': shard})}")
             for shard in linked_shards

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Model, QuerySet
+from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
@@ -17,7 +17,8 @@ from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.admin.searched import AccountSearch
 from ratelimits.admin.usage import link_to_lines, moment_text
 from ratelimits.conf import conf
-from ratelimits.models import Report, ReportLine
+from ratelimits.models import Name, Report, ReportLine
+from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import TABLE
 from ratelimits.reports.statements import lineage
 
@@ -27,6 +28,11 @@ _MAX_LINES = 200
 _MAX_BATCHES = 50
 #: A search for an account's lines looks at this number of the account's newest reports.
 _MAX_REPORTS = 500
+
+
+def of_accounts(using: str, texts: Collection[str]) -> Q:
+    """Return the condition for the reports of all customers whom these accounts have ever named."""
+    return Q(customer__in=Name.objects.using(using).filter(identifier__in=texts).values("customer__token"))
 
 
 def database_of(row: Model) -> str:
@@ -113,7 +119,7 @@ class ReportLineAdmin(_ComputedColumns, AccountSearch, ReadOnlyAdmin):
         if lines.exists():
             return lines, False
         for subjects in self.meanings(request, search_term):
-            reports = Report.objects.using(queryset.db).filter(account__in=subjects.accounts)
+            reports = Report.objects.using(queryset.db).filter(of_accounts(queryset.db, subjects.accounts))
             pks = list(reports.order_by("-pk").values_list("pk", flat=True)[:_MAX_REPORTS])
             if pks:
                 return queryset.filter(**subjects.key_filter, report__in=pks), False
@@ -153,13 +159,24 @@ class ReportLineAdmin(_ComputedColumns, AccountSearch, ReadOnlyAdmin):
 
     @admin.display(description=_("ledger lines"))
     def ledger_lines(self, line: ReportLine) -> str:
-        """Return a link to the ledger lines of this line's account, key, meter, period and rule.
+        """Return links to the ledger lines of this line's customer, key, meter, period and rule: one for each account.
 
-        The list may also show ledger lines that only a later version of the report contains.
+        The lists may also show ledger lines that only a later version of the report contains.
         """
-        bins = {"bin__gte": line.usage_period, "bin__lt": lineage.end_of(line, database_of(line))}
-        filters = {"account": line.report.account, "key": line.key, "meter": line.meter, **bins}
-        return link_to_lines(self.admin_site, **filters, rule=line.rule_id, version=line.rule_version)
+        filters = {"key": line.key, "meter": line.meter, "rule": line.rule_id, "version": line.rule_version}
+        links = (
+            (
+                link_to_lines(
+                    self.admin_site,
+                    account=span.text,
+                    bin__gte=span.start // SECOND,
+                    bin__lt=span.end // SECOND,
+                    **filters,
+                ),
+            )
+            for span in lineage.spans_of(line, database_of(line))
+        )
+        return format_html_join("", "<div>{}</div>", links) or "–"
 
 
 def _edits(edits: Any) -> str:

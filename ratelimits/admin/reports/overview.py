@@ -36,16 +36,18 @@ class Overview(NamedTuple):
 def overviews(using: str, reports: Sequence[Report]) -> dict[int, Overview]:
     """Return the overviews of the reports in a list, by primary key. This takes two queries."""
     versions: dict[tuple[str, int], list[Report]] = defaultdict(list)
-    accounts, starts = {report.account for report in reports}, {report.period_start for report in reports}
-    rows = Report.objects.using(using).filter(account__in=accounts, period_start__in=starts).order_by("version")
-    for row in rows.only("account", "period_start", "version", "line_count"):
-        versions[row.account, row.period_start].append(row)
+    tokens, starts = {report.customer_id for report in reports}, {report.period_start for report in reports}
+    rows = Report.objects.using(using).filter(customer__token__in=tokens, period_start__in=starts).order_by("version")
+    for row in rows.only("customer", "period_start", "version", "line_count"):
+        versions[row.customer_id, row.period_start].append(row)
     # By report: the primary keys of the versions whose lines are added up.
     versions_of_report: dict[int, list[int]] = {}
     # By primary key of these versions: the number of lines.
     line_counts: dict[int, int] = {}
     for report in reports:
-        up_to_version = [row for row in versions[report.account, report.period_start] if row.version <= report.version]
+        up_to_version = [
+            row for row in versions[report.customer_id, report.period_start] if row.version <= report.version
+        ]
         # Leave out a report if, with its lines, more than `MAX_ADDED` lines would be added up.
         more_lines = {row.pk: row.line_count for row in up_to_version if row.pk not in line_counts}
         if sum(line_counts.values()) + sum(more_lines.values()) <= MAX_ADDED:
@@ -54,7 +56,7 @@ def overviews(using: str, reports: Sequence[Report]) -> dict[int, Overview]:
     totals = meter_totals(using, line_counts.keys())
     overview_of = {}
     for report in reports:
-        newest = max(row.version for row in [report, *versions[report.account, report.period_start]])
+        newest = max(row.version for row in [report, *versions[report.customer_id, report.period_start]])
         pks = versions_of_report.get(report.pk)
         overview_of[report.pk] = Overview(None if pks is None else added_up(totals.get(pk, []) for pk in pks), newest)
     return overview_of
@@ -103,8 +105,8 @@ def table_of_totals(using: str, report: Report, versions: Sequence[Report]) -> s
 
 def versions_of(using: str, report: Report) -> list[Report]:
     """Return all versions of a report, oldest first, without their long columns."""
-    rows = Report.objects.using(using).filter(account=report.account, period_start=report.period_start)
-    return list(rows.order_by("version").only("account", "period_start", "version", "finalised_at"))
+    rows = Report.objects.using(using).filter(customer__token=report.customer_id, period_start=report.period_start)
+    return list(rows.order_by("version").only("customer", "period_start", "version", "finalised_at"))
 
 
 def links_to_versions(site: AdminSite, report: Report, versions: Sequence[Report]) -> str:
@@ -127,11 +129,13 @@ def links_to_versions(site: AdminSite, report: Report, versions: Sequence[Report
 
 
 def links_to_others(using: str, site: AdminSite, report: Report) -> str:
-    """Return links to the account's reports of other periods, newest period first.
+    """Return links to the customer's reports of other periods, newest period first.
 
     For each period, only the newest version has a link.
     """
-    rows = Report.objects.using(using).filter(account=report.account).exclude(period_start=report.period_start)
+    rows = (
+        Report.objects.using(using).filter(customer__token=report.customer_id).exclude(period_start=report.period_start)
+    )
     rows = rows.order_by("-period_start", "-version").only("period_start", "period_end", "timezone", "version")
     # Read more rows than links, because a report can have several versions.
     newest: dict[int, Report] = {}
@@ -143,7 +147,9 @@ def links_to_others(using: str, site: AdminSite, report: Report) -> str:
     ]
     if not links:
         return "–"
-    all_reports = reverse(f"{site.name}:ratelimits_report_changelist") + "?" + urlencode({"account": report.account})
+    all_reports = (
+        reverse(f"{site.name}:ratelimits_report_changelist") + "?" + urlencode({"customer": report.customer_id})
+    )
     links.append((format_html('<a href="{}">{}</a>', all_reports, _("All reports of this account")),))
     return format_html_join("", "<div>{}</div>", links)
 

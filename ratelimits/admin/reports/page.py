@@ -19,7 +19,7 @@ from ratelimits.admin.charges import summary
 from ratelimits.admin.exports import ReportDownloads
 from ratelimits.admin.open_periods.page import OpenPeriods
 from ratelimits.admin.readonly import ReadOnlyAdmin
-from ratelimits.admin.reports.lines import ReportLines, database_of
+from ratelimits.admin.reports.lines import ReportLines, database_of, of_accounts
 from ratelimits.admin.reports.overview import (
     links_to_others,
     links_to_versions,
@@ -31,6 +31,7 @@ from ratelimits.admin.reports.overview import (
 from ratelimits.admin.searched import AccountSearch
 from ratelimits.admin.usage import moment_text, period_text
 from ratelimits.models import Adjustment, Report
+from ratelimits.models.accounts.named import NamedCustomer, of_tokens
 from ratelimits.models.ledger import moment
 from ratelimits.reports import cross_check
 from ratelimits.reports.gaps import in_words
@@ -75,6 +76,14 @@ class CorrectedFilter(admin.SimpleListFilter):
         return queryset if condition is None else queryset.filter(condition)
 
 
+def customer_of(report: Any) -> NamedCustomer:
+    """Return the customer of a report, and store it on the row for further calls."""
+    if not hasattr(report, "named_customer"):
+        report.named_customer = of_tokens(database_of(report), [report.customer_id])[report.customer_id]
+    found: NamedCustomer = report.named_customer
+    return found
+
+
 @admin.register(Report)
 class ReportAdmin(ReportDownloads, OpenPeriods, AccountSearch, ReadOnlyAdmin):
     """The finalised reports."""
@@ -102,6 +111,14 @@ class ReportAdmin(ReportDownloads, OpenPeriods, AccountSearch, ReadOnlyAdmin):
     ]
     inlines = [ReportLines]
     actions = ["verify"]
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Search for the reports of all customers whom an account has ever named."""
+        if not search_term:
+            return queryset, False
+        return queryset.filter(of_accounts(queryset.db, self.possible_accounts(request, search_term))), False
 
     @admin.display(description=_("account"))
     def payer(self, report: Report) -> str:
@@ -148,7 +165,7 @@ class ReportAdmin(ReportDownloads, OpenPeriods, AccountSearch, ReadOnlyAdmin):
 
     @admin.display(description=_("other periods"))
     def others(self, report: Report) -> str:
-        """Return links to the account's reports of other periods."""
+        """Return links to the customer's reports of other periods."""
         return links_to_others(database_of(report), self.admin_site, report)
 
     @admin.display(description=_("start"))
@@ -182,7 +199,8 @@ class ReportAdmin(ReportDownloads, OpenPeriods, AccountSearch, ReadOnlyAdmin):
     @admin.display(description=_("cross-check"))
     def compared(self, report: Report) -> str:
         """Return, by meter, the requests that the ledger has now, and the requests that processes have counted."""
-        comparisons = cross_check.compare(database_of(report), report.account, report.period_start, report.period_end)
+        customer = customer_of(report)
+        comparisons = cross_check.compare(database_of(report), customer, report.period_start, report.period_end)
         text = _("{mark} {meter}: {ledger} in the ledger, {said} counted by processes")
         uncertain_text = _("; {unanswered} unanswered, {unmetered} unmetered")
         rows = [
@@ -210,8 +228,9 @@ class ReportAdmin(ReportDownloads, OpenPeriods, AccountSearch, ReadOnlyAdmin):
         report, context = self.get_object(request, object_id), extra_context or {}
         adjustments = self.admin_site.get_model_admin(Adjustment) if self.admin_site.is_registered(Adjustment) else None
         if report is not None and adjustments and adjustments.has_add_permission(request):
-            start = moment(report.period_start).isoformat()
-            query = urlencode({"account": report.account, "period_start": start})
+            # The text of the customer at this moment, or else the text that stands for the customer in any case.
+            (account, *_others), start = customer_of(report).texts_at(report.period_start), moment(report.period_start)
+            query = urlencode({"account": account, "period_start": start.isoformat()})
             context = {
                 "adjust_url": f"{reverse(f'{self.admin_site.name}:ratelimits_adjustment_add')}?{query}",
                 **context,

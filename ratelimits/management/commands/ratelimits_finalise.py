@@ -70,20 +70,23 @@ class Command(ExplainedCommand):
         if options["account"] is None or not options["by"] or not options["reason"]:
             raise CommandError("--force needs --account, --by and --reason.")
         try:
-            report = force(options["account"], _start(options), options["by"], options["reason"])
+            report = force(*_chosen(options), options["by"], options["reason"])
         except NotForcedError as error:
             raise CommandError(str(error)) from error
         self.stdout.write(f"{report}: {plural(report.line_count, 'line')}, {report.digest}")
 
 
-def _start(options: dict[str, Any]) -> int:
-    """Return the start of the open period that --force names. Raise CommandError if there is no such period."""
+def _chosen(options: dict[str, Any]) -> tuple[str, int]:
+    """Return the customer (its token) and the start of the open period that --force names.
+
+    Raise CommandError if there is no such period.
+    """
     found = list(open_periods(account=options["account"], running=True))
     # A month alone is enough if the account has only one open period of this month.
     for chosen in ((period for period in found if of(period) == options["force"]) for of in (_name, _month)):
-        starts = [period.start for period in chosen]
-        if len(starts) == 1:
-            return starts[0]
+        periods = list(chosen)
+        if len(periods) == 1:
+            return periods[0].token, periods[0].start
     names = ", ".join(map(_name, found)) or "none"
     raise CommandError(
         f"{options['force']!r} is not one of the open periods of {options['account']} (these are: {names}): copy the"

@@ -97,12 +97,11 @@ class Command(ExplainedCommand):
             self.stdout.write(f"  cannot be pushed: {report}: {why}")
         if push_status.paused:
             self.stdout.write(f"  paused until {push_status.paused:%Y-%m-%d %H:%M:%S} UTC: {push_status.error}")
-        for former in push_status.former:
+        for each in push_status.without_account:
             self.stdout.write(
-                f"  skipped: {former.name}, {plural(former.lines, 'line')}, {plural(former.overage, 'unit')} of"
-                f" overage: CUSTOMER (or BILLING_CUSTOMER) returns no customer for this former name of"
-                f" {former.current}. Let the function return the same customer for both names, then run"
-                " `--settle again`. Or bill the lines in another way, then run `--settle elsewhere`"
+                f"  skipped: {each.account}, {plural(each.lines, 'line')}, {plural(each.overage, 'unit')} of overage:"
+                " no account names this customer now. Give the customer an account, then run `--settle again`. Or bill"
+                " the lines in another way, then run `--settle elsewhere`"
             )
         for state in TO_DECIDE:
             for row in push_status.to_decide.filter(state=state).order_by("pk")[:_MAX_NAMED]:

@@ -17,9 +17,10 @@ from ratelimits.management.plurals import is_or_are, plural
 from ratelimits.management.progress import shown
 from ratelimits.management.table import table
 from ratelimits.models import Report
+from ratelimits.models.accounts.named import named_now
 from ratelimits.models.keys import canonical_account
 from ratelimits.reports.amounts import UnreadableError
-from ratelimits.reports.closing.labelled import untallied_bins, with_open_periods
+from ratelimits.reports.closing.labelled import with_open_periods, with_untallied
 from ratelimits.reports.closing.open_periods import open_periods
 from ratelimits.reports.exports import FORMATS, Format, format_of_file
 from ratelimits.reports.exports.billing import NotAccepted
@@ -218,9 +219,10 @@ def _save(chunks: Iterator[bytes], path: Path) -> None:
 
 def _line_count(month: str, account: str | None) -> int | None:
     """Return the number of lines, for the progress. Return None if some usage is on no report yet."""
-    if with_open_periods(conf.DATABASE, month, account) or untallied_bins(conf.DATABASE, *span_of(month), account):
+    customer = None if account is None else named_now(conf.DATABASE, [account])[account]
+    if with_open_periods(conf.DATABASE, month, customer) or with_untallied(conf.DATABASE, *span_of(month), customer):
         return None
-    filters = {} if account is None else {"account": account}
+    filters = {} if customer is None else {"customer": customer.token}
     reports = Report.objects.using(conf.DATABASE).filter(**filters, label=month)
     lines: int | None = reports.aggregate(lines=Sum("line_count"))["lines"]
     return lines

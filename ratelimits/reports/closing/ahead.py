@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from django.db.models import Q
 
 from ratelimits.algorithms.billing_periods import Span
-from ratelimits.reports.build import Group, between, grouped
+from ratelimits.reports.build import GROUP, Group, between, grouped
 from ratelimits.reports.periods import within
 
 T = TypeVar("T")
@@ -29,15 +29,15 @@ class GroupsAhead:
 
     A group is the sum of the ledger lines that become one report line (see `build.grouped`).
 
-    `chain` has, for each shard, the position of the last batch whose lines are read.
+    `chain` has, for each shard, the position of the last batch whose lines are read. If it is None, all lines are read.
 
-    `spans` has, for each account, the spans of its billing periods that are not on a report yet.
+    `spans` has, for each account text, the spans of its billing periods that are not on a report yet.
 
     Call `of` for the accounts in the order of the code points of their names, because the database returns the groups
     in this order.
     """
 
-    def __init__(self, using: str, spans: Mapping[str, Iterable[Span]], chain: Mapping[str, int]) -> None:
+    def __init__(self, using: str, spans: Mapping[str, Iterable[Span]], chain: Mapping[str, int] | None) -> None:
         self._using, self._chain = using, chain
         #: The accounts and spans to read. A round has at most one span of each account, because a query returns only
         #: the account of a group. Nearly always there is one round.
@@ -69,9 +69,11 @@ class GroupsAhead:
         groups: list[Group] = []
         if len(span_of) > 1:
             condition = reduce(or_, (Q(account__in=accounts) & within(*span) for span, accounts in names.items()))
-            # No report has usage of these periods, so the first batch of each shard is read too.
-            since: dict[str, int] = {}
-            groups = list(islice(grouped(condition & between(since, self._chain), self._using), _MAX_GROUPS + 1))
+            if self._chain is not None:
+                # No report has usage of these periods, so the first batch of each shard is read too.
+                condition &= between({}, self._chain)
+            stream = grouped(condition, self._using, columns=("account", *GROUP))
+            groups = list(islice(stream, _MAX_GROUPS + 1))
         if len(groups) > _MAX_GROUPS:  # Perhaps not all groups of the last account were read, so leave it out.
             last = groups[-1]["account"]
             span_of = {name: span for name, span in span_of.items() if name < last}

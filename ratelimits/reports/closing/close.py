@@ -1,34 +1,36 @@
 """Close billing periods: write reports for periods with complete usage, and new versions for later changes.
 
-A report contains the ledger lines of its account up to a position in the chain of each shard of the account. It stores
-these positions, so that it can be computed again.
+A report contains the ledger lines of its customer up to a position in the chain of each shard of the customer. It
+stores these positions, so that it can be computed again.
 
-Accounts of one shard are closed together, in one transaction that holds the lock of the shard's row. If one account
-fails, the other accounts are closed without it.
+Customers of one shard are closed together, in one transaction that holds the locks of all their shards. If one customer
+fails, the other customers are closed without it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import reduce
 from itertools import groupby, islice
-from operator import or_
+from operator import itemgetter, or_
 from time import time_ns
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.db import InterfaceError, OperationalError, transaction
 from django.db.models import F, Q
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import account_shard, shard_of
-from ratelimits.models import Account, ChainMark, PeriodUsage, Report, ShardState
+from ratelimits.models import ChainMark, PeriodUsage, Report, ShardState
+from ratelimits.models.accounts.named import NamedCustomer, named, named_now
 from ratelimits.models.ledger.sums import is_overflow
-from ratelimits.models.periods import freeze
+from ratelimits.models.periods import freeze_of_customers
 from ratelimits.progress import Progress
 from ratelimits.reports.adjusting import unreported
-from ratelimits.reports.closing.account import Closing
 from ratelimits.reports.closing.closing_data import ClosingData
+from ratelimits.reports.closing.customer import Closing
 from ratelimits.reports.closing.late_gaps import LateGaps, Starts
 from ratelimits.reports.closing.writing import ReportWriter
 from ratelimits.reports.periods import SECOND
@@ -38,9 +40,11 @@ from ratelimits.usage import crash
 logger = logging.getLogger(__name__)
 
 _NO_STARTS: Starts = {}
-#: Maximum number of accounts of a shard that are closed in one transaction. A drain of this shard waits for the
+#: Maximum number of customers of a shard that are closed in one transaction. A drain of this shard waits for the
 #: transaction.
 MAX_TOGETHER = 100
+#: Maximum number of customers whose names are read together.
+_MAX_READ = 500
 #: Maximum number of conditions in one statement of `mark_as_reported`.
 _MAX_CONDITIONS = 50
 
@@ -51,7 +55,7 @@ def finalise(now: int | None = None, *, account: str | None = None) -> list[Repo
 
 
 class ClosingResult(NamedTuple):
-    """The result of closing some accounts: the new reports, and how many of all accounts are done so far."""
+    """The result of closing some customers: the new reports, and how many of all customers are done so far."""
 
     reports: list[Report]
     done: int
@@ -67,10 +71,11 @@ def finalise_each(
     "version" it also adds late usage. With "period", late usage usually goes into the report of a later period.
 
     A watermark is the moment before which all usage of a shard is in the ledger. A period can be closed once `now` and
-    the watermarks of the account's shards have passed the period's end plus GRACE_SECONDS. `now` is µs since 1970 UTC,
-    by default this machine's clock. If an account cannot be closed, this is logged, and other accounts are closed.
-    Yield a result after each list of `in_chunks`, so that memory does not grow with the number of accounts. If nothing
-    has changed since the first call, a second call writes no report. `progress` shows how many accounts are done.
+    the watermarks of the customer's shards have passed the period's end plus GRACE_SECONDS. `now` is µs since 1970 UTC,
+    by default this machine's clock. With `account`, close only the customer whom this text names now. If a customer
+    cannot be closed, this is logged, and other customers are closed. Yield a result after each list of `in_chunks`, so
+    that memory does not grow with the number of customers. If nothing has changed since the first call, a second call
+    writes no report. `progress` shows how many customers are done.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
@@ -79,14 +84,14 @@ def finalise_each(
     # `covered` is the position up to which reports contain the usage. `position` is the position of its newest batch.
     late = usage.filter(position__gt=F("covered"))
     adjusted = unreported(using)
-    names = {name for rows in (due, late, adjusted) for name in rows.order_by().values_list("account", flat=True)}
+    pks = {pk for rows in (due, late, adjusted) for pk in rows.order_by().values_list("customer", flat=True)}
     gaps = LateGaps(using)
-    names |= gaps.starts.keys()
-    chosen = names if account is None else names & {account}
-    done, failed = 0, set[str]()
+    pks |= gaps.starts.keys()
+    chosen = pks if account is None else pks & {named_now(using, [account])[account].pk}
+    done, failed = 0, set[int]()
     if progress is not None:
-        progress.begin("accounts", len(chosen), lambda: done)
-    for chunk in in_chunks(chosen):
+        progress.begin("customers", len(chosen), lambda: done)
+    for chunk in in_chunks(using, chosen):
         reports = _close_each(using, chunk, now, gaps.starts, failed)
         done += len(chunk)
         yield ClosingResult(reports, done, len(chosen))
@@ -103,65 +108,87 @@ def home_shard(account: str) -> int:
     return account_shard(account, conf.SHARDS) if account else shard_of("anonymous", conf.SHARDS)
 
 
-def in_chunks(names: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the accounts in lists of at most MAX_TOGETHER. All accounts of a list have the same home shard."""
-    sorted_names = sorted((home_shard(name), name) for name in names)
-    for _shard, group in groupby(sorted_names, key=lambda pair: pair[0]):
-        while chunk := [name for _shard, name in islice(group, MAX_TOGETHER)]:
+def in_chunks(using: str, pks: Collection[int]) -> Iterator[list[int]]:
+    """Yield the customers in lists of at most MAX_TOGETHER. The accounts of a list have the same home shard."""
+    in_order = sorted(
+        (home_shard(customer.account), customer.account, pk)
+        for chunk in _read_together(pks)
+        for customer in named(using, chunk)
+        if (pk := customer.pk) is not None
+    )
+    for _shard, group in groupby(in_order, key=itemgetter(0)):
+        while chunk := [pk for _shard, _account, pk in islice(group, MAX_TOGETHER)]:
             yield chunk
 
 
-def _close_each(using: str, names: list[str], now: int, with_new_gaps: Starts, failed: set[str]) -> list[Report]:
-    """Close these accounts together. If that fails, close each half of them by itself.
+def _read_together(pks: Collection[int]) -> Iterator[list[int]]:
+    in_order = sorted(pks)
+    return (in_order[first : first + _MAX_READ] for first in range(0, len(in_order), _MAX_READ))
 
-    If a half fails too, halve it again, down to single accounts. Add each account that cannot be closed to `failed`.
+
+def in_account_order(using: str, pks: Collection[int], texts: Collection[str] = ()) -> Iterator[list[NamedCustomer]]:
+    """Yield these customers, sorted by account and token, in lists that can be read together (see `named`)."""
+    order = [customer[:3] for chunk in _read_together(pks) for customer in named(using, chunk)]
+    order = sorted([*order, *(customer[:3] for customer in named(using, (), texts))])
+    for first in range(0, len(order), _MAX_READ):
+        chunk = order[first : first + _MAX_READ]
+        saved = [pk for _account, _token, pk in chunk if pk is not None]
+        yield named(using, saved, [text for text, _token, pk in chunk if pk is None])
+
+
+def _close_each(using: str, pks: list[int], now: int, with_new_gaps: Starts, failed: set[int]) -> list[Report]:
+    """Close these customers together. If that fails, close each half of them by itself.
+
+    If a half fails too, halve it again, down to single customers. Add each customer that cannot be closed to `failed`.
     """
     try:
-        return close_together(using, names, now, with_new_gaps)
+        return close_together(using, pks, now, with_new_gaps)
     except Exception as error:
         if isinstance(error, OperationalError | InterfaceError) and not is_overflow(error):
-            raise  # The database failed, so closing fewer accounts would not help.
-        if len(names) > 1:
-            half = len(names) // 2
-            halves = (names[:half], names[half:])
+            raise  # The database failed, so closing fewer customers would not help.
+        if len(pks) > 1:
+            half = len(pks) // 2
+            halves = (pks[:half], pks[half:])
             return [report for part in halves for report in _close_each(using, part, now, with_new_gaps, failed)]
-        failed.add(names[0])
-        logger.exception("Account %r cannot be closed; other accounts are closed", names[0])
+        failed.add(pks[0])
+        log_failure(using, pks[0], error)
         return []
+
+
+def log_failure(using: str, pk: int, error: Exception) -> None:
+    """Log the error because of which a customer cannot be closed."""
+    account = named(using, [pk])[0].account
+    logger.error("Account %r cannot be closed; other accounts are closed", account, exc_info=error)
 
 
 def close_together(
     using: str,
-    names: list[str],
+    pks: list[int],
     now: int,
     with_new_gaps: Starts = _NO_STARTS,
     *,
-    only: Mapping[str, Collection[int]] | None = None,
+    only: Mapping[int, Collection[int]] | None = None,
     check: Callable[[list[Report]], None] | None = None,
 ) -> list[Report]:
-    """Close all periods of these accounts that can be closed, in one transaction. If one account fails, close none.
+    """Close all periods of these customers that can be closed, in one transaction. If one customer fails, close none.
 
-    `with_new_gaps` has, for each account, the starts of closed periods for which a gap was declared or changed after
-    the closing. `only` has the starts (µs since 1970 UTC) of open periods, by account. If it is given, close only these
-    periods. `check` is called with the written reports before the commit. If `check` raises an error, nothing is
-    written.
+    Customers are named by their primary keys. `with_new_gaps` has, for each customer, the starts of closed periods for
+    which a gap was declared or changed after the closing. `only` has the starts (µs since 1970 UTC) of open periods, by
+    customer. If it is given, close only these periods. `check` is called with the written reports before the commit. If
+    `check` raises an error, nothing is written.
     """
-    # Read the shards before the transaction: SQLite can refuse the writes of a transaction whose first statement was a
-    # read.
-    shards = shards_of(using, names)
-    to_lock = shards_to_lock(using, shards)
     written: list[Report] = []
-    with transaction.atomic(using=using, durable=True):
-        locked = [ShardState.lock(using, shard) for shard in to_lock]
-        freeze_adjusted(using, names)
-        data = ClosingData(using, names, {state.shard: state for state in locked if state is not None})
+    with locked(using, pks) as (customers, shards, states):
+        data = ClosingData(using, customers, states)
         crash.reached("close:locked")  # Does nothing, but tests end the process at this step.
         writer = ReportWriter(using)
-        for name in names:
-            closing = Closing(data, name, shards[name], now, with_new_gaps.get(name, ()), writer)
-            written += closing.close(None if only is None else only[name])
+        for customer in customers:
+            assert customer.pk is not None
+            new_gaps = with_new_gaps.get(customer.pk, ())
+            closing = Closing(data, customer, shards[customer.token], now, new_gaps, writer)
+            written += closing.close(None if only is None else only[customer.pk])
         writer.flush()
-        mark_as_reported(using, written)
+        mark_as_reported(using, written, customers)
         crash.reached("close:marked")
         if check is not None:
             check(written)
@@ -172,52 +199,73 @@ def close_together(
     return written
 
 
-def freeze_adjusted(using: str, names: Iterable[str]) -> None:
-    """Freeze the billing periods of the accounts' adjustments that are not on a report yet.
+class Locked(NamedTuple):
+    """Customers that can be closed, the shards of each (by token), and the locked rows of these shards."""
+
+    customers: list[NamedCustomer]
+    shards: dict[str, list[int]]
+    states: dict[int, ShardState]
+
+
+@contextmanager
+def locked(using: str, pks: Collection[int]) -> Iterator[Locked]:
+    """Hold the locks of all shards of these customers in a transaction. All periods with adjustments are frozen.
+
+    Without the locks, a drain could add usage, or a text could go to another customer, while the customers are closed.
+    """
+    while True:
+        # Read the shards before the transaction: SQLite can refuse the writes of a transaction whose first statement
+        # was a read.
+        shards = shards_of(using, named(using, pks))
+        with transaction.atomic(using=using, durable=True):
+            rows = [
+                ShardState.lock(using, shard) for shard in sorted({shard for one in shards.values() for shard in one})
+            ]
+            customers = named(using, pks)
+            if shards_of(using, customers) == shards:  # Otherwise a customer got a text meanwhile: lock its shard too.
+                freeze_adjusted(using, pks)
+                yield Locked(customers, shards, {state.shard: state for state in rows if state is not None})
+                return
+
+
+def freeze_adjusted(using: str, pks: Collection[int]) -> None:
+    """Freeze the billing periods of the customers' adjustments that are not on a report yet.
 
     Saving an adjustment freezes its period. But raw SQL and bulk writes do not.
     """
-    starts = unreported(using, account__in=list(names)).order_by().values_list("account", "period_start")
-    if uses := {(account, int(start.timestamp())) for account, start in starts}:
-        freeze(using, uses)
+    starts = unreported(using, customer__in=pks).order_by().values_list("customer", "period_start")
+    if uses := {(customer, int(start.timestamp())) for customer, start in starts}:
+        freeze_of_customers(using, uses)
 
 
-def shards_of(using: str, names: list[str]) -> dict[str, list[int]]:
-    """Return the shards that have usage of each account, and the shard that counts the account's usage now."""
-    by_account = {name: {home_shard(name)} for name in names}
-    rows = PeriodUsage.objects.using(using).filter(account__in=names).order_by()
-    for name, shard in rows.values_list("account", "shard").distinct():
-        by_account[name].add(shard)
-    return {name: sorted(shards) for name, shards in by_account.items()}
+def shards_of(using: str, customers: Collection[NamedCustomer]) -> dict[str, list[int]]:
+    """Return the shards that have usage of each customer, and the shards that count the usage of its texts."""
+    by_token = {
+        customer.token: {home_shard(text) for text in (customer.account, *(name.text for name in customer.names))}
+        for customer in customers
+    }
+    tokens = {customer.pk: customer.token for customer in customers}
+    rows = PeriodUsage.objects.using(using).filter(customer__in=[pk for pk in tokens if pk is not None]).order_by()
+    for pk, shard in rows.values_list("customer", "shard").distinct():
+        by_token[tokens[pk]].add(shard)
+    return {token: sorted(shards) for token, shards in by_token.items()}
 
 
-def shards_to_lock(using: str, shards: Mapping[str, list[int]]) -> list[int]:
-    """Return the shards to lock for closing these accounts, sorted. `shards` has the shards of each account.
-
-    An account whose identifier was edited has several names, perhaps in several shards. Its names share one allowance,
-    so periods of two of these names must not be closed at the same time. Therefore return the shards of all names.
-    """
-    shards_of_accounts = {shard for group in shards.values() for shard in group}
-    history: Any = Account.history
-    ids = history.using(using).filter(identifier__in=list(shards)).values("id")
-    others = history.using(using).filter(id__in=ids).exclude(identifier__in=list(shards)).order_by()
-    other_names = others.values_list("identifier", flat=True).distinct()
-    return sorted(shards_of_accounts.union(map(home_shard, other_names)))
-
-
-def mark_as_reported(using: str, reports: list[Report]) -> None:
-    """Store the positions up to which the reports contain usage: in the totals (PeriodUsage), and as marks.
+def mark_as_reported(using: str, reports: list[Report], customers: Collection[NamedCustomer]) -> None:
+    """Store the positions up to which the reports of these customers contain usage: in the totals, and as marks.
 
     A mark is a row of ChainMark. Compaction does not join a batch before a mark with a batch after the mark.
     """
     mark_ends(using, [report.chain for report in reports])
-    # Accounts are updated together if their reports have the same positions (`chain`) and the same periods (the keys of
-    # `since`). So group the accounts: first by the positions, then by the starts of the periods.
-    by_chain: dict[tuple[tuple[str, int], ...], dict[tuple[str, ...], list[str]]] = {}
+    # Customers are updated together if their reports have the same positions (`chain`) and the same periods (the keys
+    # of `since`). So group the customers: first by the positions, then by the starts of the periods.
+    pks = {customer.token: customer.pk for customer in customers}
+    by_chain: dict[tuple[tuple[str, int], ...], dict[tuple[str, ...], list[int | None]]] = {}
     for report in reports:
-        by_chain.setdefault(tuple(report.chain.items()), {}).setdefault(tuple(report.since), []).append(report.account)
-    for chain, accounts in by_chain.items():
-        usage = [Q(account__in=names, period__in=map(int, periods)) for periods, names in accounts.items()]
+        by_periods = by_chain.setdefault(tuple(report.chain.items()), {})
+        by_periods.setdefault(tuple(report.since), []).append(pks[report.customer_id])
+    for chain, by_periods in by_chain.items():
+        usage = [Q(customer__in=of_periods, period__in=map(int, starts)) for starts, of_periods in by_periods.items()]
         # There are several statements, because databases limit the depth of a condition.
         for first in range(0, len(usage), _MAX_CONDITIONS):
             rows = PeriodUsage.objects.using(using).filter(reduce(or_, usage[first : first + _MAX_CONDITIONS]))

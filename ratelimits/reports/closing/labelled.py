@@ -5,65 +5,87 @@ A billing period belongs to the month of its last moment, in its own time zone (
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import reduce
 from operator import or_
-from typing import Any
+from typing import NamedTuple
 
 from django.db.models import F, Q
 
 from ratelimits.algorithms.billing_periods import Period
 from ratelimits.models import Adjustment, Line, PeriodUsage, ShardState
+from ratelimits.models.accounts.named import NamedCustomer
+from ratelimits.models.customers import customer_at, names_of
 from ratelimits.models.ledger import moment
 from ratelimits.reports.adjusting import start_of, unreported
-from ratelimits.reports.closing.account_periods import AccountPeriods, MissingPeriodError
+from ratelimits.reports.closing.close import in_account_order
 from ratelimits.reports.closing.closing_data import ClosingData
-from ratelimits.reports.periods import SECOND, span_of, within
-
-#: Maximum number of accounts whose data are read together.
-_MAX_ACCOUNTS = 250
+from ratelimits.reports.closing.customer_periods import CustomerPeriods, MissingPeriodError
+from ratelimits.reports.periods import SECOND, in_spans, span_of, within
 
 
-def untallied_bins(using: str, start: int, end: int, account: str | None = None) -> dict[str, set[int]]:
-    """Return the bins (s since 1970 UTC) with usage that is not in the totals yet, by account.
+class WithUsage(NamedTuple):
+    """Customers with usage: `pks` are their primary keys. `texts` are account texts that name nobody yet.
 
-    Only bins from `start` to `end` (µs since 1970 UTC) are returned.
+    `bins` has the bins (s since 1970 UTC) with usage that is not in the totals yet: for a customer by its primary key,
+    and for such a text by the text itself.
+    """
+
+    pks: set[int]
+    texts: set[str]
+    bins: Mapping[int | str, set[int]]
+
+    def bins_of(self, customer: NamedCustomer) -> set[int]:
+        """Return the bins with usage of a customer that is not in the totals yet."""
+        return self.bins.get(customer.account if customer.pk is None else customer.pk, set())
+
+    def __bool__(self) -> bool:
+        return bool(self.pks or self.texts)
+
+
+def with_untallied(using: str, start: int, end: int, customer: NamedCustomer | None = None) -> WithUsage:
+    """Return the customers with usage that is not in the totals yet, from `start` to `end` (µs since 1970 UTC).
+
+    With `customer`, look only at this customer.
     """
     states = ShardState.objects.using(using).filter(position__gt=F("tallied")).values_list("shard", "tallied")
     untallied = [Q(batch__shard=shard, batch__position__gt=tallied) for shard, tallied in states]
-    bins: dict[str, set[int]] = {}
-    if untallied:
-        lines = Line.objects.using(using).filter(reduce(or_, untallied), within(start, end), **_of(account))
-        for name, bin_ in lines.order_by().values_list("account", "bin").distinct():
-            bins.setdefault(name, set()).add(bin_)
-    return bins
+    if not untallied:
+        return WithUsage(set(), set(), {})
+    condition = within(start, end) if customer is None else in_spans(customer.spans(start, end))
+    lines = Line.objects.using(using).filter(reduce(or_, untallied), condition)
+    uses = list(lines.order_by().values_list("account", "bin").distinct())
+    names = names_of(using, {text for text, _bin in uses})
+    bins: dict[int | str, set[int]] = {}
+    for text, bin_ in uses:
+        pk = customer_at(names[text], bin_) if text in names else None
+        bins.setdefault(text if pk is None else pk, set()).add(bin_)
+    pks = {subject for subject in bins if isinstance(subject, int)}
+    return WithUsage(pks, {subject for subject in bins if isinstance(subject, str)}, bins)
 
 
-def _of(account: str | None) -> dict[str, Any]:
-    return {} if account is None else {"account": account}
+def with_open_periods(using: str, month: str, customer: NamedCustomer | None = None) -> set[int]:
+    """Return the customers (their primary keys) with usage or adjustments that are on no report, perhaps of a month.
 
-
-def with_open_periods(using: str, month: str, account: str | None = None) -> list[str]:
-    """Return the accounts with usage or adjustments that are on no report, perhaps of a month, sorted.
-
-    Leave out accounts whose usage is not in the totals yet.
+    Leave out customers whose usage is not in the totals yet. With `customer`, look only at this customer.
     """
     start, end = span_of(month)
+    of = {} if customer is None else {"customer": customer.pk}
     within_span = {"period__gte": start // SECOND, "period__lt": end // SECOND}
-    usage = PeriodUsage.objects.using(using).filter(covered=None, **within_span, **_of(account))
-    adjusted = unreported(using, period_start__gte=moment(start), period_start__lt=moment(end), **_of(account))
-    return sorted({name for rows in (usage, adjusted) for name in rows.order_by().values_list("account", flat=True)})
+    usage = PeriodUsage.objects.using(using).filter(covered=None, **within_span, **of)
+    adjusted = unreported(using, period_start__gte=moment(start), period_start__lt=moment(end), **of)
+    return {pk for rows in (usage, adjusted) for pk in rows.order_by().values_list("customer", flat=True)}
 
 
-def open_in(using: str, month: str, account: str | None = None) -> Iterator[tuple[str, Period]]:
-    """Yield the account and the period of each open billing period of a month like "2026-11", sorted by account.
+def open_in(using: str, month: str) -> Iterator[tuple[NamedCustomer, Period]]:
+    """Yield the customer and the period of each open billing period of a month like "2026-11", sorted by account.
 
-    Leave out accounts whose periods are not in the table of billing periods: `open_periods` names them.
+    Leave out customers whose periods are not in the table of billing periods: `open_periods` names them.
     """
-    for name, periods in _periods_of(using, with_open_periods(using, month, account)):
+    for customer, periods in _periods_of(using, with_open_periods(using, month)):
         with suppress(MissingPeriodError):
-            yield from ((name, period) for period in periods.open() if period.label == month)
+            yield from ((customer, period) for period in periods.open() if period.label == month)
 
 
 def adjustments_of(using: str, month: str) -> list[int]:
@@ -76,19 +98,17 @@ def adjustments_of(using: str, month: str) -> list[int]:
     rows = Adjustment.objects.using(using)
     reported = set(rows.filter(report__label=month).values_list("pk", flat=True))
     without_report = rows.filter(report=None, period_start__gte=moment(start), period_start__lt=moment(end))
-    by_account: dict[str, list[Adjustment]] = {}
-    for adjustment in without_report.order_by("account"):
-        by_account.setdefault(adjustment.account, []).append(adjustment)
-    for name, periods in _periods_of(using, by_account):
-        reported |= {row.pk for row in by_account[name] if periods.at(start_of(row)).label == month}
+    by_customer: dict[int | None, list[Adjustment]] = {}
+    for adjustment in without_report:
+        by_customer.setdefault(adjustment.customer_id, []).append(adjustment)
+    for customer, periods in _periods_of(using, {pk for pk in by_customer if pk is not None}):
+        reported |= {row.pk for row in by_customer[customer.pk] if periods.at(start_of(row)).label == month}
     return sorted(reported)
 
 
-def _periods_of(using: str, names: Iterable[str]) -> Iterator[tuple[str, AccountPeriods]]:
-    """Yield the billing periods of each account. The data of many accounts are read together."""
-    in_order = sorted(names)
-    for first in range(0, len(in_order), _MAX_ACCOUNTS):
-        chunk = in_order[first : first + _MAX_ACCOUNTS]
+def _periods_of(using: str, pks: Collection[int]) -> Iterator[tuple[NamedCustomer, CustomerPeriods]]:
+    """Yield the billing periods of each customer. The data of many customers are read together."""
+    for chunk in in_account_order(using, pks):
         # The last argument has the locked shards. There are none, because nothing is written here.
         data = ClosingData(using, chunk, {})
-        yield from ((name, AccountPeriods(data, name)) for name in chunk)
+        yield from ((customer, CustomerPeriods(data, customer)) for customer in chunk)

@@ -13,18 +13,19 @@ from django.db import transaction
 from django.db.models import Max
 
 from ratelimits.engine.keys import ANONYMOUS
-from ratelimits.models import DurabilityGap, GapChange, Report, ShardState
+from ratelimits.models import DurabilityGap, GapChange, Name, Report, ShardState
 from ratelimits.reports.build import CHUNK
-from ratelimits.reports.periods import MAX_LENGTH
+from ratelimits.reports.periods import MAX_LENGTH, SECOND
 
-#: The starts of closed periods (µs since 1970 UTC), by account.
-Starts = Mapping[str, Collection[int]]
+#: The starts of closed periods (µs since 1970 UTC), by primary key of the customer.
+Starts = Mapping[int, Collection[int]]
 
 
 class LateGaps:
     """The gaps that were declared or changed since the last closing, and the closed periods that they overlap.
 
-    The database is read once. `starts` has the starts (µs since 1970 UTC) of these periods, by account.
+    The database is read once. `starts` has the starts (µs since 1970 UTC) of these periods, by primary key of the
+    customer.
     """
 
     def __init__(self, using: str) -> None:
@@ -32,9 +33,9 @@ class LateGaps:
         changes = GapChange.objects.using(using)
         #: The primary key of the newest change that is handled here.
         self._newest: int = changes.aggregate(newest=Max("pk"))["newest"] or 0
-        #: For each gap (its primary key), the accounts with closed periods that the gap overlaps.
-        self._accounts: dict[int, set[str]] = {}
-        self.starts: dict[str, set[int]] = defaultdict(set)
+        #: For each gap (its primary key), the customers with closed periods that the gap overlaps.
+        self._customers: dict[int, set[int]] = {}
+        self.starts: dict[int, set[int]] = defaultdict(set)
         if self._newest:
             rows = DurabilityGap.objects.using(using).filter(pk__in=self._changes().values("gap"))
             self._find_periods(list(rows.order_by("since")))
@@ -43,32 +44,48 @@ class LateGaps:
         return GapChange.objects.using(self._using).filter(pk__lte=self._newest)
 
     def _find_periods(self, gaps: list[DurabilityGap]) -> None:
-        self._accounts = {gap.pk: set() for gap in gaps}
-        by_account: dict[str, list[DurabilityGap]] = defaultdict(list)
-        for gap in gaps:
-            if gap.account:  # Without an account, the gap is about whole shards.
-                by_account["" if gap.account == ANONYMOUS else gap.account].append(gap)
-        if by_account:
+        self._customers = {gap.pk: set() for gap in gaps}
+        of_texts = [gap for gap in gaps if gap.account]  # Without an account, the gap is about whole shards.
+        if of_texts:
             _await_closings(self._using)
-        for names in _in_chunks(by_account):
-            gaps_of_names = [gap for name in names for gap in by_account[name]]
-            for report in _overlapping(self._using, gaps_of_names, account__in=names):
-                self._note(report, by_account[report.account])
+        for chunk in _in_chunks(of_texts):
+            self._find_periods_of_texts(chunk)
         of_shards = [gap for gap in gaps if not gap.account]
         # This finds few reports, because most gaps of whole shards are declared before a report of their span exists.
         for report in _overlapping(self._using, of_shards) if of_shards else ():
-            self._note(report, (gap for gap in of_shards if gap.shard is None or str(gap.shard) in report.chain))
+            for gap in of_shards:
+                if gap.shard is None or str(gap.shard) in report.chain:
+                    self._note(report, gap, gap.since, gap.until)
 
-    def _note(self, report: Report, gaps: Iterable[DurabilityGap]) -> None:
-        """Add the period of a report, and its account, for each of these gaps that overlaps the period."""
+    def _find_periods_of_texts(self, gaps: list[DurabilityGap]) -> None:
+        """Find the closed periods of the customers whom the accounts of these gaps named at that time."""
+        by_text: dict[str, list[DurabilityGap]] = defaultdict(list)
         for gap in gaps:
-            if gap.since < report.period_end and gap.until >= report.period_start:
-                self.starts[report.account].add(report.period_start)
-                self._accounts[gap.pk].add(report.account)
+            by_text["" if gap.account == ANONYMOUS else gap.account].append(gap)
+        names = Name.objects.using(self._using).filter(identifier__in=by_text).order_by("identifier", "since")
+        by_token: dict[str, list[tuple[int, int, DurabilityGap]]] = defaultdict(list)
+        for token, text, since, until in names.values_list("customer__token", "identifier", "since", "until"):
+            for gap in by_text[text]:
+                first = max(gap.since, since * SECOND)
+                last = gap.until if until is None else min(gap.until, until * SECOND - 1)
+                if first <= last:
+                    by_token[token].append((first, last, gap))
+        if by_token:
+            for report in _overlapping(self._using, gaps, customer__token__in=list(by_token)):
+                for first, last, gap in by_token[report.customer_id]:
+                    self._note(report, gap, first, last)
 
-    def forget(self, done: Collection[str]) -> None:
-        """Delete the changes (GapChange) of each gap whose accounts are all in `done`: their periods were closed."""
-        reported = [pk for pk, accounts in self._accounts.items() if accounts <= set(done)]
+    def _note(self, report: Report, gap: DurabilityGap, first: int, last: int) -> None:
+        """Add the period of a report, and its customer, if the period overlaps the span from `first` to `last`."""
+        if first < report.period_end and last >= report.period_start:
+            pk = report.customer.pk
+            assert pk is not None
+            self.starts[pk].add(report.period_start)
+            self._customers[gap.pk].add(pk)
+
+    def forget(self, done: Collection[int]) -> None:
+        """Delete the changes (GapChange) of each gap whose customers are all in `done`: their periods were closed."""
+        reported = [pk for pk, customers in self._customers.items() if customers <= set(done)]
         for pks in _in_chunks(reported):
             self._changes().filter(gap__in=pks).delete()
 
@@ -93,7 +110,12 @@ def _overlapping(using: str, gaps: list[DurabilityGap], **filters: Any) -> Itera
     reports = Report.objects.using(using).filter(
         **filters, period_start__gt=first - MAX_LENGTH, period_start__lte=last, period_end__gt=first
     )
-    rows: Iterator[Report] = reports.order_by().only("account", "period_start", "period_end", "chain").iterator(CHUNK)
+    rows: Iterator[Report] = (
+        reports.order_by()
+        .select_related("customer")
+        .only("customer__token", "period_start", "period_end", "chain")
+        .iterator(CHUNK)
+    )
     return rows
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from time import time_ns
 from typing import Any
 
-from django.db import transaction
 from django.utils import translation
 from django.utils.translation import gettext_lazy
 
@@ -17,12 +15,14 @@ from ratelimits.algorithms.billing_periods import Period, month_of
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.models import DurabilityGap, GapKind, PeriodUsage, Report, ShardState
+from ratelimits.models.accounts.named import named_now, of_tokens
 from ratelimits.reports.adjusting import unreported
-from ratelimits.reports.closing.account import Closing, TooLargeError
-from ratelimits.reports.closing.account_periods import MissingPeriodError
-from ratelimits.reports.closing.close import ended, freeze_adjusted, mark_as_reported, shards_of, shards_to_lock
+from ratelimits.reports.closing.close import ended, in_account_order, locked, mark_as_reported, shards_of
 from ratelimits.reports.closing.closing_data import ClosingData
+from ratelimits.reports.closing.customer import Closing, TooLargeError
+from ratelimits.reports.closing.customer_periods import MissingPeriodError
 from ratelimits.reports.closing.labelled import with_open_periods
+from ratelimits.reports.gaps import forced_event
 from ratelimits.reports.periods import SECOND, iso, utc_month_start
 
 
@@ -34,6 +34,8 @@ class NotForcedError(ValueError):
 class OpenPeriod:
     """A period without a report. `start` is the start of the period, in µs since 1970 UTC.
 
+    account      the text that the report will have
+    token        the token of the customer
     period       the period with its end; None if its row is no longer in the table of billing periods
     over         whether the period ended at least GRACE_SECONDS ago, by this machine's clock; also true if `period` is
                  None
@@ -41,10 +43,11 @@ class OpenPeriod:
     why          the reason why the period is open, as a sentence
     complete     whether the period can be closed now
     units        billable units so far, by meter; they include adjustments
-    quarantined  the account's shards that have a quarantined batch
+    quarantined  the customer's shards that have a quarantined batch
     """
 
     account: str
+    token: str
     start: int
     period: Period | None
     over: bool
@@ -62,9 +65,6 @@ class OpenPeriod:
 
 #: A period ends at most this time (µs) after the end of its month in UTC: in the westernmost time zone.
 _WESTERNMOST = 12 * 3600 * SECOND
-#: Maximum number of accounts whose data are read together. The page of the admin has at most 200 periods, so one
-#: read is usually enough for this page.
-_MAX_ACCOUNTS = 250
 #: The reason why a period is open although its report could be written now.
 _COMPLETE = gettext_lazy("its usage is complete: the next ratelimits_finalise closes it")
 
@@ -80,17 +80,18 @@ def open_periods(
     """Yield the periods without a report that have ended, or whose month is over in UTC, sorted by account.
 
     `now` is in µs since 1970 UTC; the default is the time of this machine. With `account`, yield only the periods of
-    this account. With `running`, also yield periods that have not ended. With `month`, such as "2026-11", yield the
-    open periods of this month alone, also those that have not ended.
+    the customer whom this text names now. With `running`, also yield periods that have not ended. With `month`, such as
+    "2026-11", yield the open periods of this month alone, also those that have not ended.
 
-    Use `awaited` if only awaited periods are needed (see `OpenPeriod`). Then this is faster, because most accounts
+    Use `awaited` if only awaited periods are needed (see `OpenPeriod`). Then this is faster, because most customers
     without such a period are not read. But other periods can still be among the results.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
-    filters: dict[str, Any] = {} if account is None else {"account": account}
+    customer = None if account is None else named_now(using, [account])[account]
+    filters: dict[str, Any] = {} if customer is None else {"customer": customer.pk}
     if month is not None:
-        for open_period in _of_accounts(using, with_open_periods(using, month, account), now):
+        for open_period in _of_customers(using, with_open_periods(using, month, customer), now):
             if open_period.period is None or open_period.period.label == month:
                 yield open_period
         return
@@ -101,34 +102,34 @@ def open_periods(
         until = max(now - grace, utc_month_start(now) + _WESTERNMOST)
         usage = usage.filter(ended(until))
     queries = (usage, unreported(using, **filters))  # usage and adjustments that are on no report
-    names = sorted({name for rows in queries for name in rows.order_by().values_list("account", flat=True).distinct()})
-    yield from _of_accounts(using, names, now, running=running)
+    pks = {pk for rows in queries for pk in rows.order_by().values_list("customer", flat=True).distinct()}
+    yield from _of_customers(using, pks, now, running=running)
 
 
-def _of_accounts(using: str, names: list[str], now: int, *, running: bool = True) -> Iterator[OpenPeriod]:
-    """Yield the open periods of these accounts. With `running`, also those that have not ended."""
-    # Nothing is locked here, so accounts of different shards are read together.
-    for first in range(0, len(names), _MAX_ACCOUNTS):
-        chunk = names[first : first + _MAX_ACCOUNTS]
+def _of_customers(using: str, pks: Collection[int], now: int, *, running: bool = True) -> Iterator[OpenPeriod]:
+    """Yield the open periods of these customers. With `running`, also those that have not ended."""
+    # Nothing is locked here, so customers of different shards are read together.
+    for chunk in in_account_order(using, pks):
         shards = shards_of(using, chunk)
         states = ShardState.objects.using(using).in_bulk({shard for group in shards.values() for shard in group})
         data = ClosingData(using, chunk, states)
-        for name in chunk:
-            closing = Closing(data, name, shards[name], now)
-            yield from _of_account(data, closing, now, running=running)
+        for customer in chunk:
+            closing = Closing(data, customer, shards[customer.token], now)
+            yield from _of_customer(data, closing, now, running=running)
 
 
 def running_count(account: str | None = None) -> int:
     """Return how many periods have usage but no report. If `open_periods` yields none, all of these still run.
 
-    The periods are only counted, not read, because each account can have such a period.
+    The periods are only counted, not read, because each customer can have such a period.
     """
-    filters: dict[str, Any] = {} if account is None else {"account": account}
-    usage = PeriodUsage.objects.using(conf.DATABASE).filter(covered=None, **filters).order_by()
-    return usage.values("account", "period").distinct().count()
+    usage = PeriodUsage.objects.using(conf.DATABASE).filter(covered=None).order_by()
+    if account is not None:
+        usage = usage.filter(customer=named_now(conf.DATABASE, [account])[account].pk)
+    return usage.values("customer", "period").distinct().count()
 
 
-def _of_account(data: ClosingData, closing: Closing, now: int, *, running: bool) -> Iterator[OpenPeriod]:
+def _of_customer(data: ClosingData, closing: Closing, now: int, *, running: bool) -> Iterator[OpenPeriod]:
     try:
         # A period of a past month can still run, because its time zone is in the west.
         this_month = month_of(now, "UTC")
@@ -137,16 +138,20 @@ def _of_account(data: ClosingData, closing: Closing, now: int, *, running: bool)
         ]
     except MissingPeriodError as error:
         start = closing.periods.oldest_open_start()
-        yield OpenPeriod(account=closing.account, start=start, period=None, over=True, why=str(error), units={})
+        yield _open_period(closing, start=start, period=None, over=True, why=str(error), units={})
         return
     for period in periods:
         yield _described(closing, period, now, _units(data, closing, period))
 
 
+def _open_period(closing: Closing, **values: Any) -> OpenPeriod:
+    return OpenPeriod(account=closing.customer.account, token=closing.customer.token, **values)
+
+
 def _units(data: ClosingData, closing: Closing, period: Period) -> dict[str, int]:
     """Return the billable units of a period so far, by meter. They include adjustments."""
     units: Counter[str] = Counter()
-    for row in data.usage(closing.account):
+    for row in data.usage(closing.customer):
         if row.period * SECOND == period.start:
             units[row.meter] += row.admitted_units - row.refunded_units
     for adjustment in closing.periods.adjustments(period):
@@ -157,8 +162,8 @@ def _units(data: ClosingData, closing: Closing, period: Period) -> dict[str, int
 def _described(closing: Closing, period: Period, now: int, units: dict[str, int]) -> OpenPeriod:
     over = now >= period.end + conf.GRACE_SECONDS * SECOND
     why = closing.obstacle(period)
-    return OpenPeriod(
-        account=closing.account,
+    return _open_period(
+        closing,
         start=period.start,
         period=period,
         over=over,
@@ -170,39 +175,38 @@ def _described(closing: Closing, period: Period, now: int, units: dict[str, int]
     )
 
 
-def force(account: str, start: int, by: str, reason: str, now: int | None = None) -> Report:
+def force(token: str, start: int, by: str, reason: str, now: int | None = None) -> Report:
     """Close a period with the usage that the ledger has, and declare on its report that usage may be missing.
 
-    `start` is in µs since 1970 UTC; `by` names the person. Usage that arrives afterwards is treated as late usage.
-    Raise NotForcedError if the period has not ended, if it has a report, if it has nothing to report, if the reason is
-    empty, or if a price or an adjustment is not valid.
+    `token` is the token of the customer. `start` is in µs since 1970 UTC; `by` names the person. Usage that arrives
+    afterwards is treated as late usage. Raise NotForcedError if the period has not ended, if it has a report, if it has
+    nothing to report, if the reason is empty, or if a price or an adjustment is not valid.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
     if not reason.strip():
         raise NotForcedError("give a reason: it is stored in the declared gap")
-    shards = shards_of(using, [account])
-    to_lock = shards_to_lock(using, shards)
-    with transaction.atomic(using=using, durable=True):
-        locked = [ShardState.lock(using, shard) for shard in to_lock]
-        states = {state.shard: state for state in locked if state is not None}
-        freeze_adjusted(using, [account])
-        closing = Closing(ClosingData(using, [account], states), account, shards[account], now)
+    pk = of_tokens(using, [token])[token].pk
+    if pk is None:
+        raise NotForcedError(f"there is no customer {token!r}")
+    with locked(using, [pk]) as (customers, shards, states):
+        (customer,) = customers
+        closing = Closing(ClosingData(using, customers, states), customer, shards[token], now)
         period = _forcible(closing, start, now)
         with translation.override("en"):  # Reports print the gap, so its text must not be in the person's language.
             why = closing.obstacle(period) or str(_COMPLETE)
         DurabilityGap.objects.using(using).create(
-            event=f"{GapKind.FORCED}:{sha256(f'{account}:{start}'.encode()).hexdigest()}",
+            event=forced_event(token, start),
             kind=GapKind.FORCED,
-            account=account or ANONYMOUS,
+            account=customer.account or ANONYMOUS,
             since=period.start,
             until=period.end - 1,
             detail=f"{by}: {reason} ({why})",
         )
         # Read the data again, so that the report contains the new gap.
-        closing = Closing(ClosingData(using, [account], states), account, shards[account], now)
+        closing = Closing(ClosingData(using, customers, states), customer, shards[token], now)
         report = closing.close_by_force(period)
-        mark_as_reported(using, [report])
+        mark_as_reported(using, [report], customers)
     return report
 
 
@@ -217,7 +221,9 @@ def _forcible(closing: Closing, start: int, now: int) -> Period:
     except ValueError as error:
         raise NotForcedError(f"{error}: correct it first") from error
     if period is None:
-        raise NotForcedError(f"{closing.account or 'anonymous'} has no open period that starts at {iso(start)}")
+        raise NotForcedError(
+            f"{closing.customer.account or 'anonymous'} has no open period that starts at {iso(start)}"
+        )
     if now < period.end:
         raise NotForcedError(
             f"the period {period.name} ends at {period.local_end()} in {period.timezone}: it cannot be billed before"

@@ -32,7 +32,7 @@ class ReportWriter:
 
         A report with few lines is written later, with other reports (see `flush`).
 
-        `earlier` has the earlier reports on which the report's prices depend (see `amounts.reports_that_share_prices`).
+        `earlier` has the customer's earlier reports, oldest first.
         """
         unread, totals = iter(lines), amounts.Totals(report, earlier)
         digest, make = signing.Digest(report), RowMaker(report, FINAL)

@@ -41,6 +41,8 @@ class Format:
     downloadable: bool = True
     #: Whether the format has amounts. Then its `stream` takes charges instead of rows.
     priced: bool = False
+    #: Whether BILLING_CUSTOMER says who pays for a row. Then rows need the account that their customer has now.
+    bills: bool = False
 
     def stream(self, rows: Iterable[Any], version: int = VERSION) -> Iterator[bytes]:
         """Return the file in chunks; `version` is the version of its columns."""
@@ -120,9 +122,16 @@ FORMATS = {
             billing.stripe,
             accepted=billing.accepted_by_stripe,
             downloadable=False,
+            bills=True,
         ),
         Format(
-            "lago", "Lago batches of events", ".lago.ndjson", "application/x-ndjson", billing.lago, downloadable=False
+            "lago",
+            "Lago batches of events",
+            ".lago.ndjson",
+            "application/x-ndjson",
+            billing.lago,
+            downloadable=False,
+            bills=True,
         ),
     )
 }

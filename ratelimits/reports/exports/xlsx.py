@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache, partial
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -92,69 +93,69 @@ def _report_sheet(book: Workbook, names: Iterable[str]) -> SheetTable:
 
 
 def _owed(charges: Iterable[Charge], report: SheetTable) -> Iterator[list[str]]:
-    """Add the charges to the sheet `report`. After an account's last charge, yield the amounts that the account owes.
+    """Add the charges to the sheet `report`. After a customer's last charge, yield the amounts that the customer owes.
 
-    There is a row for each meter, a row without a meter for the rounding, and a row for what the account owes. At the
-    end there is a row for all accounts, for each currency. Only one account is in memory at a time.
+    There is a row for each meter, a row without a meter for the rounding, and a row for what the customer owes. At the
+    end there is a row for all customers, for each currency. Only one customer is in memory at a time.
     """
-    account, sums = "", dict[tuple[str, ...], Decimal]()
     of_all = dict[tuple[str, str], Decimal]()
-    for charge in charges:
-        row = charge.row
-        if row.account != account:
-            yield from _owed_by_account(sums, of_all)
-            account, sums = row.account, {}
-        if charge.currency:
-            subject = (account, charge.account_name, row.status, row.meter, charge.currency)
-            sums[subject] = plus(sums.get(subject, ZERO), charge.amount or ZERO)
-        report.add(
-            [*_values(row, len(report.columns) - len(MONEY)), *money(charge)],
-            _height(row.durability_gap) if len(row.durability_gap) > _GAP_WIDTH else None,
-        )
-    yield from _owed_by_account(sums, of_all)
+    for _customer, group in groupby(charges, key=lambda charge: _customer_of(charge.row)):
+        account, sums = "", dict[tuple[str, ...], Decimal]()
+        for charge in group:
+            row = charge.row
+            account = row.account  # that of the newest version
+            if charge.currency:
+                subject = (charge.account_name, row.status, row.meter, charge.currency)
+                sums[subject] = plus(sums.get(subject, ZERO), charge.amount or ZERO)
+            report.add(
+                [*_values(row, len(report.columns) - len(MONEY)), *money(charge)],
+                _height(row.durability_gap) if len(row.durability_gap) > _GAP_WIDTH else None,
+            )
+        yield from _owed_by(account, sums, of_all)
     for (status, currency), amount in sorted(of_all.items()):
         yield [_ALL, "", "", status, "", currency, written(amount)]
 
 
-def _owed_by_account(
-    sums: Mapping[tuple[str, ...], Decimal], of_all: dict[tuple[str, str], Decimal]
+def _customer_of(row: Row) -> str:
+    """Return the token of the customer. Two customers can have the same account, one after the other."""
+    return row.report_id.partition(".")[0]
+
+
+def _owed_by(
+    account: str, sums: Mapping[tuple[str, ...], Decimal], of_all: dict[tuple[str, str], Decimal]
 ) -> Iterator[list[str]]:
-    """Yield the rows of one account, and add what it owes to the totals of all accounts."""
-    owed = dict[tuple[str, str], tuple[tuple[str, str], Decimal]]()
+    """Yield the rows of one customer, and add what it owes to the totals of all customers."""
+    owed = dict[tuple[str, str], tuple[str, Decimal]]()
     for subject, amount in sorted(sums.items()):
-        account, name, status, meter, currency = subject
-        yield [_METER if meter else _ROUNDING, *subject, written(amount)]
-        _names, before = owed.get((status, currency), (("", ""), ZERO))
-        owed[status, currency] = (account, name), plus(before, amount)
-    for (status, currency), ((account, name), amount) in owed.items():
+        name, status, meter, currency = subject
+        yield [_METER if meter else _ROUNDING, account, *subject, written(amount)]
+        _name, before = owed.get((status, currency), ("", ZERO))
+        owed[status, currency] = name, plus(before, amount)
+    for (status, currency), (name, amount) in owed.items():
         yield [_ACCOUNT, account, name, status, "", currency, written(amount)]
         of_all[status, currency] = plus(of_all.get((status, currency), ZERO), amount)
 
 
 def _totals(rows: Iterable[Row], report: SheetTable) -> Iterator[list[object]]:
-    """Add the rows to the sheet `report`. After an account's last row, yield the account's totals of each meter.
+    """Add the rows to the sheet `report`. After a customer's last row, yield the customer's totals of each meter.
 
-    At the end, yield the totals of all accounts for each meter. The rows are sorted by account, so only one account is
-    in memory at a time.
+    At the end, yield the totals of all customers for each meter. The rows are sorted by customer, so only one customer
+    is in memory at a time.
     """
-    account, sums = "", dict[tuple[str, ...], list[int]]()
     of_all = dict[tuple[str, ...], list[int]]()
-    for row in rows:
-        if row.account != account:
-            yield from ([_METER, *subject, *added] for subject, added in sorted(sums.items()))
-            account, sums = row.account, {}
-        subject = (row.status, row.meter, row.unit)
-        for added in (
-            sums.setdefault((account, *subject), [0] * len(_SUMMED)),
-            of_all.setdefault(subject, [0] * len(_SUMMED)),
-        ):
-            for index, quantity in enumerate(_summed(row)):
-                added[index] += quantity
-        report.add(
-            _values(row, len(report.columns)),
-            _height(row.durability_gap) if len(row.durability_gap) > _GAP_WIDTH else None,
-        )
-    yield from ([_METER, *subject, *added] for subject, added in sorted(sums.items()))
+    for _customer, group in groupby(rows, key=_customer_of):
+        account, sums = "", dict[tuple[str, ...], list[int]]()
+        for row in group:
+            account = row.account  # that of the newest version
+            subject = (row.status, row.meter, row.unit)
+            for added in (totals.setdefault(subject, [0] * len(_SUMMED)) for totals in (sums, of_all)):
+                for index, quantity in enumerate(_summed(row)):
+                    added[index] += quantity
+            report.add(
+                _values(row, len(report.columns)),
+                _height(row.durability_gap) if len(row.durability_gap) > _GAP_WIDTH else None,
+            )
+        yield from ([_METER, account, *subject, *added] for subject, added in sorted(sums.items()))
     yield from ([_ALL, "", *subject, *added] for subject, added in sorted(of_all.items()))
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, groupby, islice
+from itertools import chain
 from typing import NamedTuple
 
-from django.db.models import Exists, Max, OuterRef, Q
+from django.db.models import Exists, Max, OuterRef
 
 from ratelimits.algorithms.billing_periods import Period, Span
 from ratelimits.conf import conf
-from ratelimits.models import Adjustment, Customer, Report, ReportLine
+from ratelimits.models import Adjustment, Report, ReportLine
+from ratelimits.models.accounts.named import NamedCustomer, named_now
 from ratelimits.reports.build import (
     CHUNK,
     Allowance,
@@ -21,20 +23,21 @@ from ratelimits.reports.build import (
     adjustment_line,
     grouped,
     in_order,
+    of_customer,
     of_period,
-    of_text,
     unused_line,
     usage_lines,
 )
-from ratelimits.reports.closing.account_periods import AccountPeriods, MissingPeriodError
-from ratelimits.reports.closing.close import home_shard
+from ratelimits.reports.closing.ahead import GroupsAhead
+from ratelimits.reports.closing.close import in_account_order, shards_of
 from ratelimits.reports.closing.closing_data import ClosingData
-from ratelimits.reports.closing.labelled import untallied_bins, with_open_periods
+from ratelimits.reports.closing.customer_periods import CustomerPeriods, MissingPeriodError
+from ratelimits.reports.closing.labelled import with_open_periods, with_untallied
 from ratelimits.reports.gaps import Gaps
 from ratelimits.reports.included import Included
 from ratelimits.reports.limits import Limits
 from ratelimits.reports.lost_replies import LostReplies
-from ratelimits.reports.periods import SECOND, checked_month, span_of, within
+from ratelimits.reports.periods import checked_month, span_of
 from ratelimits.reports.rows import FINAL, PROVISIONAL, VERSION, Row, RowMaker
 from ratelimits.reports.statements.unused import candidates
 from ratelimits.reports.terms import RuleBook
@@ -46,7 +49,7 @@ logger = logging.getLogger(__name__)
 class Statement:
     """A report and its rows. The rows can be read only once.
 
-    `unused` says that the account has neither usage nor adjustments in the period, so the period gets no final report.
+    `unused` says that the customer has neither usage nor adjustments in the period, so the period gets no final report.
     `included` says what the plan includes. It is None for a final report, and if `unused` is true.
     """
 
@@ -69,23 +72,28 @@ def statements(
 
     A billing period belongs to the month of its last moment, in its own time zone (`Period.label`).
 
-    If `account` is given, return only the statements of this account. A finalised report appears only once, in its
-    newest version. If `all_accounts` is true, each account without any statement gets a statement with one line of
-    zeros. `columns_version` is the version of the provisional reports' columns. Its default is the version that
-    `columns_of` returns.
+    If `account` is given, return only the statements of the customer whom this text names now. A finalised report
+    appears only once, in its newest version. If `all_accounts` is true, each customer in the table of accounts without
+    any statement gets a statement with one line of zeros. `columns_version` is the version of the provisional reports'
+    columns. Its default is the version that `columns_of` returns.
 
     Read the rows of a statement before the next statement, because the rows are not stored in memory. Raise ValueError
     if `month` is not a month.
     """
     using = using or conf.DATABASE
     start, end = span_of(month)
+    customer = None if account is None else named_now(using, [account])[account]
     version = columns_version or columns_of(month, account=account, using=using)
     used = heapq.merge(
-        _final(using, month, account),
-        _provisional(using, month, account, start, end, version),
-        key=lambda statement: (statement.report.account, statement.report.period_start),
+        _final(using, month, customer),
+        _provisional(using, month, customer, start, end, version),
+        key=lambda statement: _order(statement.report),
     )
-    return _with_unused(used, _unused(using, month, account, start, end, version)) if all_accounts else used
+    return _with_unused(used, _unused(using, month, customer, start, end, version)) if all_accounts else used
+
+
+def _order(report: Report) -> tuple[str, str, int]:
+    return report.account, report.customer_id, report.period_start
 
 
 def newest_columns(reports: Iterable[Report]) -> int:
@@ -99,9 +107,10 @@ def columns_of(month: str, *, account: str | None = None, using: str | None = No
     So if a month was closed before a column was added, its file does not get this column. If the month has no finalised
     report, return VERSION. Raise ValueError if `month` is not a month.
     """
-    reports = Report.objects.using(using or conf.DATABASE).filter(label=checked_month(month))
+    using = using or conf.DATABASE
+    reports = Report.objects.using(using).filter(label=checked_month(month))
     if account is not None:
-        reports = reports.filter(account=account)
+        reports = reports.filter(customer__token=named_now(using, [account])[account].token)
     newest: int | None = reports.aggregate(newest=Max("columns_version"))["newest"]
     return newest or VERSION
 
@@ -117,22 +126,22 @@ def rows(statements: Iterable[Statement]) -> Iterator[Row]:
         yield from statement.rows
 
 
-def _final(using: str, month: str, account: str | None) -> Iterator[Statement]:
+def _final(using: str, month: str, customer: NamedCustomer | None) -> Iterator[Statement]:
     """Yield the statements of closed periods: each has the newest version of a report."""
     reports = Report.objects.using(using).filter(label=month)
-    if account is not None:
-        reports = reports.filter(account=account)
+    if customer is not None:
+        reports = reports.filter(customer__token=customer.token)
     newer = Report.objects.filter(
-        account=OuterRef("account"), period_start=OuterRef("period_start"), version__gt=OuterRef("version")
+        customer=OuterRef("customer"), period_start=OuterRef("period_start"), version__gt=OuterRef("version")
     )
-    newest = reports.exclude(Exists(newer)).order_by(*in_order(using, "account", "period_start"))
+    newest = reports.exclude(Exists(newer)).order_by(*in_order(using, "account", "customer_id", "period_start"))
     yield from map(statement, newest.iterator(chunk_size=CHUNK))
 
 
 def versions(report: Report) -> Iterator[Report]:
     """Yield the versions of a report up to this one, oldest first."""
     using = report._state.db or conf.DATABASE
-    reports = Report.objects.using(using).filter(account=report.account, period_start=report.period_start)
+    reports = Report.objects.using(using).filter(customer__token=report.customer_id, period_start=report.period_start)
     yield from reports.filter(version__lte=report.version).order_by("version")
 
 
@@ -159,144 +168,122 @@ def version_lines(report: Report) -> Iterator[tuple[Row, str]]:
 
 
 def _provisional(
-    using: str, month: str, account: str | None, start: int, end: int, version: int
+    using: str, month: str, customer: NamedCustomer | None, start: int, end: int, version: int
 ) -> Iterator[Statement]:
     """Yield the statements of open periods. `start` and `end` (µs since 1970 UTC) are those of `span_of`."""
     rules = RuleBook(using)
-    accounts = None if account is None else [account]
-    gaps, lost_replies = Gaps.between(using, start, end), LostReplies(using, start, end, accounts)
-    # The allowances that several names of an account share, by these names and the start of the billing period.
-    shared: dict[tuple[frozenset[str], int], Allowance] = {}
+    texts = None if customer is None else {name.text for name in customer.names}
+    gaps, lost_replies = Gaps.between(using, start, end), LostReplies(using, start, end, texts)
     limits = Limits(using, rules)
-    for open_period, period_groups in _open_periods(using, month, account, start, end):
-        first_group = next(period_groups)
-        report = draft(first_group, open_period.customer, open_period.period, open_period.included, gaps, version)
-        allowance = Allowance(open_period.included.included)
-        if open_period.included.shared:
-            names = frozenset({report.account}) | open_period.included.shared
-            allowance = shared.setdefault((names, open_period.period.start), allowance)
-        with_usage = (group for group in chain([first_group], period_groups) if "meter" in group)
-        lost = lost_replies.of(report.account, open_period.spans)
+    for open_period, period_groups in _open_periods(using, month, customer, start, end):
+        payer, period, included = open_period.customer, open_period.period, open_period.included
+        report = draft(payer, period, included, open_period.shards, gaps, version)
+        allowance = Allowance(included.included)
+        lost = lost_replies.of(payer, period.start, period.end)
         lines = chain(
             # `Limits.of` adds to each group the limit that its line shows.
-            usage_lines(report, limits.of(with_usage), rules, {open_period.period.start: allowance}, lost),
+            usage_lines(report, limits.of(period_groups, payer), rules, {period.start: allowance}, lost),
             (adjustment_line(report, adjustment, allowance) for adjustment in open_period.adjustments),
         )
-        yield Statement(report, PROVISIONAL, map(RowMaker(report, PROVISIONAL).from_line, lines), open_period.included)
+        yield Statement(report, PROVISIONAL, map(RowMaker(report, PROVISIONAL).from_line, lines), included)
 
 
 class _OpenPeriod(NamedTuple):
     """A customer's billing period without a report, the plan's included quantities in it, and its adjustments.
 
-    `spans` are the spans whose usage belongs to the period.
+    `shards` are the shards of the customer.
     """
 
-    customer: Customer
+    customer: NamedCustomer
     period: Period
     included: Included
     adjustments: list[Adjustment]
-    spans: list[Span]
+    shards: list[int]
 
 
 def _open_periods(
-    using: str, month: str, account: str | None, start: int, end: int
+    using: str, month: str, customer: NamedCustomer | None, start: int, end: int
 ) -> Iterator[tuple[_OpenPeriod, Iterator[Group]]]:
     """Yield the open periods of a month that have usage or adjustments, each with its groups, sorted by account.
 
     The groups are sums of ledger lines that are on no report.
     """
-    bins = untallied_bins(using, start, end, account)
-    names = iter(sorted({*with_open_periods(using, month, account), *bins}))
-    while chunk := list(islice(names, CHUNK)):
+    untallied = with_untallied(using, start, end, customer)
+    for chunk in in_account_order(using, with_open_periods(using, month, customer) | untallied.pks, untallied.texts):
         # The last argument has the locked shards. There are none, because nothing is written here.
-        data = ClosingData(using, chunk, {})
-        found: dict[tuple[str, int], _OpenPeriod] = {}
-        for name in chunk:
-            periods = AccountPeriods(data, name, bins.get(name, ()))
+        data, shards = ClosingData(using, chunk, {}), shards_of(using, chunk)
+        found: list[_OpenPeriod] = []
+        for one in chunk:
+            periods = CustomerPeriods(data, one, untallied.bins_of(one))
             try:
                 of_month = [period for period in periods.open() if period.label == month]
-            except MissingPeriodError as error:  # One account must not stop the whole export.
-                logger.error("The open periods of account %r are left out: %s", name, error)
+            except MissingPeriodError as error:  # One customer must not stop the whole export.
+                logger.error("The open periods of account %r are left out: %s", one.account, error)
                 continue
             for period in of_month:
-                included = data.included(name, period.start, period.end)
-                adjustments = periods.adjustments(period)
-                spans = data.timeline(name).spans(period.start, period.end)
-                customer = data.customer_of(name, period)
-                found[name, period.start] = _OpenPeriod(customer, period, included, adjustments, spans)
-        groups = _groups(data, {key: one.period for key, one in found.items()})
-        # A period can have adjustments but no usage, so each adjusted period gets a group without usage.
-        without_usage = (
-            _group_without_usage(name, period_start // SECOND)
-            for (name, period_start), one in sorted(found.items())
-            if one.adjustments
-        )
-        merged = heapq.merge(groups, without_usage, key=_account_and_period)
-        for (name, start_in_seconds), period_groups in groupby(merged, key=_account_and_period):
-            yield found[name, start_in_seconds * SECOND], period_groups
+                included, adjustments = data.included(one, period), periods.adjustments(period)
+                found.append(_OpenPeriod(one, period, included, adjustments, shards[one.token]))
+        ahead = _groups_ahead(using, found)
+        for each in found:
+            period, span = each.period, (each.period.start, each.period.end)
+            text = each.customer.only_text(*span)
+            groups: Iterable[Group] | None = None if text is None else ahead.of(text, span)
+            if groups is None:
+                groups = grouped(of_customer(each.customer, *span), using)
+            period_groups = of_period(groups, period.start)
+            first = next(period_groups, None)
+            # A line can have no usage that a report shows. Then only an adjustment makes a report.
+            if first is not None or each.adjustments:
+                yield each, period_groups if first is None else chain([first], period_groups)
 
 
-def _groups(data: ClosingData, periods: Mapping[tuple[str, int], Period]) -> Iterator[Group]:
-    """Yield the groups of ledger lines of these periods, by account and start (µs), sorted by account and period."""
-    accounts: dict[Span, list[str]] = {}
-    moved = []
-    for (name, _start), period in periods.items():
-        timeline = data.timeline(name)
-        if timeline.was_moved:
-            moved.append(of_period(grouped(of_text(name, period, timeline), data.using), period.start))
-            continue
-        accounts.setdefault((period.start, period.end), []).append(name)
-    streams = (
-        of_period(grouped(Q(account__in=names) & within(*span), data.using), span[0])
-        for span, names in accounts.items()
-    )
-    return heapq.merge(*streams, *moved, key=_account_and_period)
+def _groups_ahead(using: str, found: Iterable[_OpenPeriod]) -> GroupsAhead:
+    """Return the groups of the customers that have only one text in their period."""
+    spans: dict[str, set[Span]] = defaultdict(set)
+    for each in found:
+        text = each.customer.only_text(each.period.start, each.period.end)
+        if text is not None:
+            spans[text].add((each.period.start, each.period.end))
+    return GroupsAhead(using, spans, None)
 
 
-def _group_without_usage(account: str, period: int) -> Group:
-    """Return a group that stands only for an account and a period. Other groups also have a "meter" and sums."""
-    return {"account": account, "period": period, "first_shard": home_shard(account)}
+def _unused(
+    using: str, month: str, customer: NamedCustomer | None, start: int, end: int, version: int
+) -> Iterator[Statement]:
+    """Yield a statement without usage for each customer in the table of accounts.
 
-
-def _account_and_period(group: Group) -> tuple[str, int]:
-    return group["account"], group["period"]
-
-
-def _unused(using: str, month: str, account: str | None, start: int, end: int, version: int) -> Iterator[Statement]:
-    """Yield a statement without usage for each account.
-
-    `_with_unused` leaves out the statements of accounts that have another statement.
+    `_with_unused` leaves out the statements of customers that have another statement.
     """
     gaps = Gaps.between(using, start, end)
-    for group, customer, period, terms in candidates(using, month, account):
-        report = draft(group, customer, period, Included(terms.plan, terms.included), gaps, version)
+    for payer, shards, period, terms in candidates(using, month, customer):
+        report = draft(payer, period, Included(terms.plan, terms.included), shards, gaps, version)
         rows = (RowMaker(report, PROVISIONAL).from_line(unused_line(report)),)
         yield Statement(report, PROVISIONAL, rows, unused=True)
 
 
 def _with_unused(used: Iterator[Statement], unused: Iterator[Statement]) -> Iterator[Statement]:
-    """Yield all statements in `used`, and those in `unused` whose account has no statement in `used`."""
-    # For each account, `merge` yields the statements in `used` first, because they are its first argument.
+    """Yield all statements in `used`, and those in `unused` whose customer has no statement in `used`."""
+    # For each customer, `merge` yields the statements in `used` first, because they are its first argument.
     marked = ((statement, True) for statement in used), ((statement, False) for statement in unused)
-    last_account = None
-    for statement, is_used in heapq.merge(*marked, key=lambda pair: pair[0].report.account):
-        if is_used or statement.report.account != last_account:
+    last = None
+    for statement, is_used in heapq.merge(*marked, key=lambda pair: _order(pair[0].report)[:2]):
+        if is_used or statement.report.customer_id != last:
             yield statement
-        last_account = statement.report.account
+        last = statement.report.customer_id
 
 
 def draft(
-    group: Group,
-    customer: Customer,
+    customer: NamedCustomer,
     period: Period,
     included: Included,
+    shards: list[int],
     gaps: Gaps,
     columns_version: int = VERSION,
 ) -> Report:
-    """Return the provisional report that a group of ledger lines belongs to. Do not save this report."""
+    """Return the provisional report of a billing period. Do not save this report."""
     return Report(
-        customer=customer,
-        account=group["account"],
+        customer_id=customer.token,
+        account=customer.account,
         period_start=period.start,
         period_end=period.end,
         timezone=period.timezone,
@@ -304,6 +291,6 @@ def draft(
         version=0,
         plan=included.plan,
         included=dict(included.included),
-        gaps=gaps.text(group["first_shard"], group["account"], period.start, period.end),
+        gaps=gaps.text(shards, customer, period.start, period.end),
         columns_version=columns_version,
     )

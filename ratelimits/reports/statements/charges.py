@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratelimits.conf import conf
 from ratelimits.models import Account, Report
+from ratelimits.models.accounts.named import billed_accounts
 from ratelimits.pricing.money import ZERO, added, minus
 from ratelimits.pricing.prices import NO_UNITS, Units
 from ratelimits.reports.amounts import (
@@ -30,7 +31,6 @@ from ratelimits.reports.amounts import (
     prices_of,
     quantities_of,
     recorded_prices,
-    reports_that_share_prices,
     unreadable_if_malformed,
 )
 from ratelimits.reports.periods import SECOND
@@ -62,7 +62,20 @@ _MAX_IN_MEMORY = 1 << 20
 
 def lines_for(file_format: Format, statements: Iterable[Statement]) -> Iterator[Any]:
     """Return the items that a format writes: charges if the format has amounts, otherwise rows."""
+    if file_format.bills:
+        return _with_present_accounts(rows(statements))
     return charges(statements) if file_format.priced else rows(statements)
+
+
+def _with_present_accounts(lines: Iterable[Row]) -> Iterator[Row]:
+    """Yield the rows with the accounts that their customers have now.
+
+    The account on an old report perhaps names another customer now, who must not pay.
+    """
+    moved = billed_accounts(conf.DATABASE)
+    for row in lines:
+        account = moved.get(row.report_id.partition(".")[0], row.account)
+        yield row if account == row.account else row._replace(account=account)
 
 
 def charges(statements: Iterable[Statement]) -> Iterator[Charge]:
@@ -71,14 +84,13 @@ def charges(statements: Iterable[Statement]) -> Iterator[Charge]:
     Raise UnreadableError if a report's prices or amounts cannot be read.
     """
     books: dict[str, PriceBook] = {}
-    sharing: list[Report] = []
     for statement in statements:
         using = statement.report._state.db or conf.DATABASE
         if statement.status == FINAL:
             for version in versions(statement.report):
                 yield from version_charges(version)
         else:
-            yield from _provisional(statement, books.setdefault(using, PriceBook(using)), using, sharing)
+            yield from _provisional(statement, books.setdefault(using, PriceBook(using)), using)
 
 
 def version_charges(report: Report) -> Iterator[Charge]:
@@ -90,12 +102,8 @@ def version_charges(report: Report) -> Iterator[Charge]:
         yield from _priced(report, version_lines(report), FINAL)
 
 
-def _provisional(statement: Statement, book: PriceBook, using: str, sharing: list[Report]) -> Iterator[Charge]:
-    """Yield the charges of an open period.
-
-    `sharing` collects the provisional reports of renamed accounts. The units under the old and the new name are
-    priced together. So the amounts of a report depend on the reports of the account's other names before it.
-    """
+def _provisional(statement: Statement, book: PriceBook, using: str) -> Iterator[Charge]:
+    """Yield the charges of an open period."""
     report = statement.report
     try:
         included = statement.included
@@ -109,12 +117,8 @@ def _provisional(statement: Statement, book: PriceBook, using: str, sharing: lis
         return
     period = str(report.period_start // SECOND)
     name = Account.objects.using(using).filter(identifier=report.account).values_list("name", flat=True).first()
-    names = sorted(included.names) if included is not None else []
-    earlier = reports_that_share_prices(using, (), report.account, names)
-    earlier += [other for other in sharing if other.account in names]
-    periods = recorded_prices(report, earlier, [period], record)
-    report.prices = {"account_name": name or "", "periods": periods, "names": names}
-    totals, has_units = Totals(report, earlier), False
+    report.prices = {"account_name": name or "", "periods": recorded_prices(report, (), [period], record)}
+    totals, has_units = Totals(report, ()), False
     make = row_type(report.columns_version)._make
     # The rows are read twice, because the price of a unit can depend on the total.
     with SpooledTemporaryFile(max_size=_MAX_IN_MEMORY) as spooled:
@@ -125,8 +129,6 @@ def _provisional(statement: Statement, book: PriceBook, using: str, sharing: lis
             has_units = has_units or bool(row.meter)
         if has_units:
             report.amounts = totals.amounts()
-            if names:
-                sharing.append(report)
         else:
             report.prices = {}  # A period without units gets no report, so there is nothing to pay.
         spooled.seek(0)

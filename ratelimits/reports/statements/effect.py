@@ -5,21 +5,22 @@ An allowance has the quantities that a plan includes in a period, and how much o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
 from ratelimits.algorithms.billing_periods import Period
 from ratelimits.conf import conf
-from ratelimits.models import Adjustment, ReportLine
+from ratelimits.models import Adjustment, Report, ReportLine
+from ratelimits.models.accounts.named import NamedCustomer
 from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.pricing.money import ZERO
-from ratelimits.pricing.prices import NO_UNITS, Units
+from ratelimits.pricing.prices import Units
 from ratelimits.reports.adjusting import start_of
-from ratelimits.reports.amounts import billed_prices_and_units, reports_that_share_prices, rounded_price
+from ratelimits.reports.amounts import billed_prices, rounded_price
 from ratelimits.reports.build import Allowance
-from ratelimits.reports.closing.account import Closing
 from ratelimits.reports.closing.closing_data import ClosingData
+from ratelimits.reports.closing.customer import Closing
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import USAGE
 from ratelimits.reports.statements import statements
@@ -40,7 +41,7 @@ class Quantities:
 
 @dataclass(frozen=True, slots=True)
 class AmountOwed:
-    """The amount that the account owes for all meters of the billing period, before and after an adjustment."""
+    """The amount that the customer owes for all meters of the billing period, before and after an adjustment."""
 
     currency: str
     before: Decimal
@@ -82,8 +83,6 @@ class _State:
     used, version           as in `Effect`
     allowance               the included units, and the overage, that are used so far
     prices                  the period's prices
-    other_names             by meter: the units under the other names that the account had in the period. It had
-                            several names if it was renamed. The price depends on the units of all names together
     has_usage_or_report     whether the period has usage or a report
     """
 
@@ -91,16 +90,11 @@ class _State:
     version: int
     allowance: Allowance
     prices: RecordedPrices
-    other_names: Mapping[str, Units]
     has_usage_or_report: bool
 
     def price(self) -> Decimal:
-        """Return the price of the units that the allowance has now, together with the units under other names."""
-        totals = {
-            meter: _units(self.allowance, meter).plus(self.other_names.get(meter, NO_UNITS))
-            for meter in self.prices["meters"]
-        }
-        return rounded_price(self.prices, totals)
+        """Return the price of the units that the allowance has now."""
+        return rounded_price(self.prices, {meter: _units(self.allowance, meter) for meter in self.prices["meters"]})
 
 
 def effect_of(adjustment: Adjustment, using: str | None = None) -> Effect:
@@ -109,15 +103,15 @@ def effect_of(adjustment: Adjustment, using: str | None = None) -> Effect:
     Other adjustments that the next report of the period will contain are applied first.
     """
     using = using or conf.DATABASE
-    account, meter = adjustment.account, adjustment.meter
-    data = ClosingData(using, [account], {})
+    customer, meter = adjustment.named_customer(using), adjustment.meter
+    data = ClosingData(using, [customer], {})
     # Nothing is closed here. So no shards are needed, and the moment of closing does not matter.
-    closing = Closing(data, account, shards=[], now=0)
+    closing = Closing(data, customer, shards=[], now=0)
     period = closing.periods.at(start_of(adjustment))
     if closing.periods.is_closed(period):
-        state = _final(using, data, period, closing.allowance_after_reports(period), adjustment)
+        state = _final(using, data.reports(customer), period, closing.allowance_after_reports(period), adjustment)
     else:
-        state = _provisional(using, data, period, adjustment)
+        state = _provisional(using, data, customer, period, adjustment)
     allowance, prices = state.allowance, state.prices
     others = [other for other in closing.periods.adjustments(period) if other.pk != adjustment.pk]
     for other in others:
@@ -141,37 +135,34 @@ def _quantities(allowance: Allowance, meter: str) -> Quantities:
     return Quantities(allowance.used.get(meter, 0), allowance.over.get(meter, 0))
 
 
-def _final(using: str, data: ClosingData, period: Period, allowance: Allowance, adjustment: Adjustment) -> _State:
-    """Return the state of a period with a report. `allowance` is the allowance after the reports of the period."""
-    reports = data.reports(adjustment.account)
+def _final(
+    using: str, reports: Sequence[Report], period: Period, allowance: Allowance, adjustment: Adjustment
+) -> _State:
+    """Return the state of a period with a report. `allowance` is the allowance after the reports of the period.
+
+    `reports` are the customer's reports, oldest first.
+    """
     newest = max((other for other in reports if other.period_start == period.start), key=lambda other: other.version)
-    lines = ReportLine.objects.using(using).filter(report__account=adjustment.account, charge_category=USAGE)
+    lines = ReportLine.objects.using(using).filter(report__customer__token=newest.customer_id, charge_category=USAGE)
     sums = lines.filter(usage_period=period.start // SECOND, meter=adjustment.meter).aggregate(
         consumed=ExactSum("consumed_quantity"), refunded=ExactSum("refunded_quantity")
     )
-    used = (sums["consumed"] or 0) - (sums["refunded"] or 0)
-    names = newest.prices.get("names", ())
-    prices, billed = billed_prices_and_units(
-        reports_that_share_prices(using, reports, adjustment.account, names), period.start
-    )
-    # `billed` has the units of all names of the account. Subtract the units of this name.
-    others = {meter: units.minus(_units(allowance, meter)) for meter, units in billed.items()}
     return _State(
-        used=used,
+        used=(sums["consumed"] or 0) - (sums["refunded"] or 0),
         version=newest.version,
         allowance=allowance,
-        prices=prices,
-        other_names=others,
+        prices=billed_prices(reports, period.start),
         has_usage_or_report=True,
     )
 
 
-def _provisional(using: str, data: ClosingData, period: Period, adjustment: Adjustment) -> _State:
+def _provisional(
+    using: str, data: ClosingData, customer: NamedCustomer, period: Period, adjustment: Adjustment
+) -> _State:
     """Return the state of a period without a report."""
-    account, meter = adjustment.account, adjustment.meter
-    included = data.included(account, period.start, period.end)
+    included = data.included(customer, period)
     allowance, used, has_usage = Allowance(included.included), 0, False
-    for statement in statements(period.label, account=account, using=using):
+    for statement in statements(period.label, account=customer.present[0], using=using):
         rows = statement.rows if statement.report.period_start == period.start else ()
         for row in rows:
             if row.charge_category != USAGE:
@@ -179,20 +170,10 @@ def _provisional(using: str, data: ClosingData, period: Period, adjustment: Adju
             has_usage = True
             allowance.used[row.meter] = allowance.used.get(row.meter, 0) + row.included_quantity
             allowance.over[row.meter] = allowance.over.get(row.meter, 0) + row.overage_quantity
-            if row.meter == meter:
+            if row.meter == adjustment.meter:
                 used += row.consumed_quantity - row.refunded_quantity
-    reports = reports_that_share_prices(using, (), account, sorted(included.names))
-    prices, billed = billed_prices_and_units(reports, period.start)
     try:
-        prices = prices or data.prices.of(*included.price_source)
+        prices = data.prices.of(*included.price_source)
     except ValueError:
         prices = {}  # The price is invalid; the list of open periods shows the error.
-    return _State(
-        used=used,
-        version=0,
-        allowance=allowance,
-        prices=prices,
-        other_names=billed,
-        # If `billed` is not empty, another name of the account has a report of this period.
-        has_usage_or_report=has_usage or bool(billed),
-    )
+    return _State(used=used, version=0, allowance=allowance, prices=prices, has_usage_or_report=has_usage)

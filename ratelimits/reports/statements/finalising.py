@@ -1,13 +1,11 @@
 """Finalise open periods that a person has chosen, exactly as a preview has shown their reports.
 
 The preview makes the reports in a transaction, and then rolls the transaction back. So the preview shows all that the
-reports will contain, also late usage of earlier periods. If the account was renamed, its names share the included
-units. Then the preview shows how many of these units remain.
+reports will contain, also late usage of earlier periods.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -17,14 +15,13 @@ from django.db import InterfaceError, OperationalError
 
 from ratelimits.conf import conf
 from ratelimits.models import Report
+from ratelimits.models.accounts.named import of_tokens
 from ratelimits.models.ledger.sums import is_overflow
-from ratelimits.reports.closing.close import close_together, in_chunks
+from ratelimits.reports.closing.close import close_together, in_chunks, log_failure
 from ratelimits.reports.statements.meter_totals import MeterTotal, meter_totals
 
-logger = logging.getLogger(__name__)
-
-#: The account and the start (µs since 1970 UTC) of a period.
-AccountAndStart = tuple[str, int]
+#: The customer (its token) and the start (µs since 1970 UTC) of a period.
+TokenAndStart = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +32,8 @@ class Preview:
     totals: list[MeterTotal]
 
     @property
-    def subject(self) -> AccountAndStart:
-        return self.report.account, self.report.period_start
+    def subject(self) -> TokenAndStart:
+        return self.report.customer_id, self.report.period_start
 
     @property
     def digest(self) -> str:
@@ -54,61 +51,64 @@ class Outcome:
 
     written     the reports that were written
     to_confirm  the reports that were not written, because a person must look at them first. A report of the same
-                account was not shown before, or would differ from what was shown
-    failed      the accounts that cannot be closed; the log says why
+                customer was not shown before, or would differ from what was shown
+    failed      the customers (their tokens) that cannot be closed; the log says why
     """
 
     written: list[Preview] = field(default_factory=list)
     to_confirm: list[Preview] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
-    def without_report(self, chosen: Mapping[str, Collection[int]]) -> list[AccountAndStart]:
+    def without_report(self, chosen: Mapping[str, Collection[int]]) -> list[TokenAndStart]:
         """Return the chosen periods that have neither a written report nor a preview.
 
-        Such a period cannot be closed now, or it was closed before. Periods of accounts in `failed` are left out.
+        Such a period cannot be closed now, or it was closed before. Periods of customers in `failed` are left out.
         """
         known = {preview.subject for preview in (*self.written, *self.to_confirm)}
-        subjects = ((account, start) for account, starts in chosen.items() for start in starts)
+        subjects = ((token, start) for token, starts in chosen.items() for start in starts)
         unknown = (subject for subject in subjects if subject not in known)
-        return sorted((account, start) for account, start in unknown if account not in self.failed)
+        return sorted((token, start) for token, start in unknown if token not in self.failed)
 
 
 class _ChangedError(Exception):
-    """Raised to roll back a transaction. `accounts` are the accounts whose reports differ from what was shown."""
+    """Raised to roll back a transaction. `tokens` are the customers whose reports differ from what was shown."""
 
-    def __init__(self, accounts: Collection[str]) -> None:
+    def __init__(self, tokens: Collection[str]) -> None:
         super().__init__()
-        self.accounts = accounts
+        self.tokens = tokens
 
 
 def finalise_chosen(
-    chosen: Mapping[str, Collection[int]], shown: Mapping[AccountAndStart, str] | None = None, now: int | None = None
+    chosen: Mapping[str, Collection[int]], shown: Mapping[TokenAndStart, str] | None = None, now: int | None = None
 ) -> Outcome:
     """Write the first reports of these open periods, if each report would be as its preview has shown it.
 
-    `chosen` has the starts (µs since 1970 UTC) of periods, by account. `shown` has the digests of their previews. If a
-    report of an account would differ, no report of this account is written. Without `shown` nothing is written, and
-    `to_confirm` has the previews. `now` is µs since 1970 UTC, by default this machine's clock.
+    `chosen` has the starts (µs since 1970 UTC) of periods, by token of the customer. `shown` has the digests of their
+    previews. If a report of a customer would differ, no report of this customer is written. Without `shown` nothing is
+    written, and `to_confirm` has the previews. `now` is µs since 1970 UTC, by default this machine's clock.
     """
     now = time_ns() // 1000 if now is None else now
     outcome = Outcome()
-    for names in in_chunks(chosen):
-        _finalise(names, chosen, shown or {}, now, outcome)
+    tokens = {one.pk: one.token for one in of_tokens(conf.DATABASE, chosen).values() if one.pk is not None}
+    only = {pk: chosen[token] for pk, token in tokens.items()}
+    for pks in in_chunks(conf.DATABASE, only.keys()):
+        _finalise(pks, only, shown or {}, now, outcome, tokens)
     return outcome
 
 
 def _finalise(
-    names: list[str],
-    chosen: Mapping[str, Collection[int]],
-    shown: Mapping[AccountAndStart, str],
+    pks: list[int],
+    only: Mapping[int, Collection[int]],
+    shown: Mapping[TokenAndStart, str],
     now: int,
     outcome: Outcome,
+    tokens: Mapping[int, str],
 ) -> None:
-    """Finalise the chosen periods of these accounts, and add the result to `outcome`.
+    """Finalise the chosen periods of these customers, and add the result to `outcome`.
 
-    If some reports would differ from what was shown, write no reports of their accounts, and try again without these
-    accounts. If closing fails, finalise each half of the accounts separately: an account that fails must not stop the
-    others.
+    If some reports would differ from what was shown, write no reports of their customers, and try again without these
+    customers. If closing fails, finalise each half of the customers separately: one that fails must not stop the
+    others. `tokens` has the tokens of the customers.
     """
     using = conf.DATABASE
     previews: list[Preview] = []
@@ -116,25 +116,25 @@ def _finalise(
     def check(reports: list[Report]) -> None:
         totals = meter_totals(using, [report.pk for report in reports])
         previews.extend(Preview(report, totals.get(report.pk, [])) for report in reports)
-        changed = {preview.report.account for preview in previews if shown.get(preview.subject) != preview.digest}
+        changed = {preview.report.customer_id for preview in previews if shown.get(preview.subject) != preview.digest}
         if changed:
             raise _ChangedError(changed)
 
     try:
-        close_together(using, names, now, only=chosen, check=check)
+        close_together(using, pks, now, only=only, check=check)
     except _ChangedError as error:
-        outcome.to_confirm += [preview for preview in previews if preview.report.account in error.accounts]
-        rest = [name for name in names if name not in error.accounts]
+        outcome.to_confirm += [preview for preview in previews if preview.report.customer_id in error.tokens]
+        rest = [pk for pk in pks if tokens[pk] not in error.tokens]
         if rest and shown:
-            _finalise(rest, chosen, shown, now, outcome)
+            _finalise(rest, only, shown, now, outcome, tokens)
     except Exception as error:
         if isinstance(error, OperationalError | InterfaceError) and not is_overflow(error):
-            raise  # The database failed, so closing fewer accounts would not help.
-        if len(names) == 1:
-            outcome.failed += names
-            logger.exception("Account %r cannot be closed", names[0])
+            raise  # The database failed, so closing fewer customers would not help.
+        if len(pks) == 1:
+            outcome.failed.append(tokens[pks[0]])
+            log_failure(using, pks[0], error)
             return
-        for part in (names[: len(names) // 2], names[len(names) // 2 :]):
-            _finalise(part, chosen, shown, now, outcome)
+        for part in (pks[: len(pks) // 2], pks[len(pks) // 2 :]):
+            _finalise(part, only, shown, now, outcome, tokens)
     else:
         outcome.written += previews

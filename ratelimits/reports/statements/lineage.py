@@ -21,8 +21,9 @@ from ratelimits.models import (
     ReportLine,
     Rule,
 )
+from ratelimits.models.accounts.named import NamedCustomer, TextSpan, of_tokens
 from ratelimits.reports.build import between
-from ratelimits.reports.periods import SECOND
+from ratelimits.reports.periods import SECOND, in_spans
 from ratelimits.reports.rows import USAGE
 from ratelimits.reports.terms import record_at
 
@@ -51,11 +52,11 @@ def rule_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
     """Yield the edits with the version that the line shows for its rule: edits of the rule, and of its overrides."""
     if not line.rule_version:
         return
-    key, account = line.key, f"account:{line.report.account}"
+    accounts = [f"account:{text}" for text in customer_of(line, using).texts]
     for model, condition in (
         # Search by name too: the version can come from the deletion of another rule with this name.
         (Rule, Q(id=line.rule_id) | Q(name=line.rule)),
-        (KeyOverride, Q(rule=line.rule, key__in=(key, account))),
+        (KeyOverride, Q(rule=line.rule, key__in=(line.key, *accounts))),
     ):
         history: Any = model.history
         records = history.using(using).filter(condition, version=line.rule_version).order_by("history_id")
@@ -75,7 +76,10 @@ def terms_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
 def _account_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
     """Yield the last edits before the end of the period: of the account, its plan, and the plan's included quantity."""
     at = line.report.period_end - 1
-    account = record_at(Account, using, at, identifier=line.report.account) if line.report.account else None
+    texts = [text for text in customer_of(line, using).texts_at(at) if text]
+    records = (record_at(Account, using, at, identifier=text) for text in texts)
+    # The oldest row holds for all texts of a customer.
+    account = min((record for record in records if record is not None), key=lambda record: record.id, default=None)
     if account is None:
         return
     yield _edit(Account, account)
@@ -116,18 +120,26 @@ def ledger_lines(line: ReportLine, using: str) -> QuerySet[Line]:
     since = report.since.get(str(line.usage_period))
     if since is None or line.charge_category != USAGE:
         return Line.objects.using(using).none()
-    subject = {"account": report.account, "key": line.key, "meter": line.meter}
-    period = {"bin__gte": line.usage_period, "bin__lt": end_of(line, using), "rule": line.rule_id}
-    rows = Line.objects.using(using).filter(**subject, **period)
-    return rows.filter(between(since, report.chain), version=line.rule_version)
+    rows = Line.objects.using(using).filter(in_spans(spans_of(line, using)), between(since, report.chain))
+    return rows.filter(key=line.key, meter=line.meter, rule=line.rule_id, version=line.rule_version)
 
 
-def end_of(line: ReportLine, using: str) -> int:
+def customer_of(line: ReportLine, using: str) -> NamedCustomer:
+    """Return the customer who owes a report line."""
+    return of_tokens(using, [line.report.customer_id])[line.report.customer_id]
+
+
+def spans_of(line: ReportLine, using: str) -> list[TextSpan]:
+    """Return the account texts of the customer in the billing period of a line's usage, each with its span."""
+    return customer_of(line, using).spans(line.usage_period * SECOND, _end_of(line, using) * SECOND)
+
+
+def _end_of(line: ReportLine, using: str) -> int:
     """Return the end (s since 1970 UTC) of the billing period to which the usage of a line belongs."""
     start = line.usage_period * SECOND
     if start == line.report.period_start:
         return line.report.period_end // SECOND
-    versions = Report.objects.using(using).filter(account=line.report.account, period_start=start)
+    versions = Report.objects.using(using).filter(customer__token=line.report.customer_id, period_start=start)
     return max(versions.values_list("period_end", flat=True), default=start) // SECOND
 
 

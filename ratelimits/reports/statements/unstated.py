@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from django.db.models import Exists, OuterRef
+from django.db.models import Exists, OuterRef, Q
 
 from ratelimits.models import GapKind, PeriodUsage, ProcessTotal
-from ratelimits.reports.periods import SECOND, month_in
+from ratelimits.models.accounts.named import named_now
+from ratelimits.reports.periods import SECOND, in_spans, month_in
 from ratelimits.usage.process_totals import GAPS, LeastRequests, least_requests
 
 #: The kinds of totals whose requests are perhaps used, but not billed.
@@ -50,17 +51,22 @@ class Unstated:
 
 
 def unstated(using: str, month: str, account: str | None = None) -> Iterator[Unstated]:
-    """Yield what no report of a month (UTC) states, for each kind. If `account` is given, look only at this account.
+    """Yield what no report of a month (UTC) states, for each kind. If `account` is given, look only at its customer.
 
     Raise ValueError if `month` is not a month.
     """
     start, end = month_in(month, "UTC")
+    # A report states the requests under all texts of its customer.
     counted = PeriodUsage.objects.using(using).filter(
-        account=OuterRef("account"), period__lte=OuterRef("bin"), period_end__gt=OuterRef("bin")
+        Q(customer__names__until=None) | Q(customer__names__until__gt=OuterRef("bin")),
+        customer__names__identifier=OuterRef("account"),
+        customer__names__since__lte=OuterRef("bin"),
+        period__lte=OuterRef("bin"),
+        period_end__gt=OuterRef("bin"),
     )
     rows = ProcessTotal.objects.using(using).filter(~Exists(counted), bin__gte=start // SECOND, bin__lt=end // SECOND)
     if account is not None:
-        rows = rows.filter(account=account)
+        rows = rows.filter(in_spans(named_now(using, [account])[account].spans(start, end)))
     for kind in _KINDS:
         of_kind = rows.filter(kind=kind)
         accounts = of_kind.order_by("account").values_list("account", flat=True).distinct()

@@ -1,4 +1,4 @@
-"""Read the terms of accounts at a moment, and rules at a version of the configuration."""
+"""Read the terms of customers at a moment, and rules at a version of the configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from ratelimits.algorithms.billing_periods import Period, Timeline
 from ratelimits.models import Rule
-from ratelimits.models.accounts import holding
+from ratelimits.models.accounts.named import NamedCustomer, named_now
 from ratelimits.reports.terms.account_book import AccountBook
 from ratelimits.reports.terms.plan_book import PlanBook
 
@@ -18,19 +18,17 @@ _NOTHING: Mapping[str, int] = {}
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The billing terms of an account."""
+    """The billing terms of a customer."""
 
     timezone: str = "UTC"
-    #: The day and hour at which the account's billing months start; "" means calendar months.
+    #: The day and hour at which billing months start; "" means calendar months.
     anchor: str = ""
-    #: The slug of the account's plan.
+    #: The slug of the plan.
     plan: str = ""
     #: The quantities that the plan includes, by meter.
     included: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
-    #: The billing periods of the customer whom the account's text names now.
+    #: All billing periods of the customer.
     timeline: Timeline = field(default_factory=Timeline, compare=False)
-    #: The primary key of the account; 0 if the account has no row.
-    row: int = 0
 
     def period(self, at: int) -> Period:
         """Return the billing period that contains a moment (µs since 1970 UTC)."""
@@ -55,39 +53,41 @@ def record_at(model: Any, using: str, at: int, **filters: Any) -> Any:
 
 
 class AccountTerms:
-    """The terms of some accounts, now and at any moment. Each account and each plan is read only once."""
+    """The terms of some customers, now and at any moment. Each customer and each plan is read only once."""
 
-    def __init__(self, using: str, names: Iterable[str], plans: PlanBook | None = None) -> None:
-        self.accounts = AccountBook(using, names)
+    def __init__(self, using: str, customers: Iterable[NamedCustomer], plans: PlanBook | None = None) -> None:
+        self.accounts = AccountBook(using, customers)
         self.plans = PlanBook(using) if plans is None else plans
 
-    def at(self, name: str, at: int | None) -> Terms:
-        """Return an account's terms at a moment (µs since 1970 UTC; None means now).
+    def at(self, customer: NamedCustomer, at: int | None) -> Terms:
+        """Return a customer's terms at a moment (µs since 1970 UTC; None means now).
 
-        An unknown account has the default terms.
+        A customer without an account row has the default terms.
         """
-        state, timeline = self.accounts.state(name, at), self.accounts.timeline(name).newest
+        state, timeline = self.accounts.state(customer, at), self.accounts.timeline(customer)
         if state is None:
             return Terms(timeline=timeline)
         plan, included = self.plans.of(state.plan, at) if state.plan else ("", _NOTHING)
-        return Terms(state.timezone, state.anchor, plan, included, timeline, state.row)
+        return Terms(state.timezone, state.anchor, plan, included, timeline)
 
 
 class TermsBook:
-    """The current terms of accounts. Plans are cached."""
+    """The current terms of customers. Plans are cached."""
 
     def __init__(self, using: str) -> None:
         self._using, self._plans = using, PlanBook(using)
 
-    def of(self, identifiers: Iterable[str]) -> dict[str, Terms]:
-        """Return the terms of these accounts; an unknown account has the default terms.
+    def of(self, texts: Iterable[str]) -> dict[str, Terms]:
+        """Return the terms of the customers whom these account texts name now."""
+        customers = named_now(self._using, set(texts))
+        terms = self.of_customers(customers.values())
+        return {text: terms[customer.token] for text, customer in customers.items()}
 
-        All accounts of a customer have the same terms.
-        """
-        names = set(identifiers)
-        holder = holding(self._using, names)
-        terms = AccountTerms(self._using, names | set(holder.values()), self._plans)
-        return {name: terms.at(holder.get(name, name), None) for name in names}
+    def of_customers(self, customers: Iterable[NamedCustomer]) -> dict[str, Terms]:
+        """Return the terms of these customers, by token."""
+        by_token = {customer.token: customer for customer in customers}
+        terms = AccountTerms(self._using, by_token.values(), self._plans)
+        return {token: terms.at(customer, None) for token, customer in by_token.items()}
 
 
 class RuleBook:

@@ -23,7 +23,7 @@ class ReportAllowances:
         starts = {report.period_start, *(int(period) * SECOND for period in report.since)}
         # Nearly all reports contain only usage of their own period. Then no other report is needed.
         is_simple = len(starts) == 1 and report.version == 1
-        rows = Report.objects.using(using).filter(account=report.account, pk__lte=report.pk)
+        rows = Report.objects.using(using).filter(customer__token=report.customer_id, pk__lte=report.pk)
         self._reports = [report] if is_simple else list(rows.order_by("pk"))
         #: The end (µs) of each billing period with usage on the report, by its start, if this period has a report.
         self.ends = {other.period_start: other.period_end for other in self._reports if other.period_start in starts}
@@ -40,7 +40,7 @@ class ReportAllowances:
             return Allowance(report.included)
         versions = (other for other in self._reports if other.period_start == start)
         newest = report if start == report.period_start else max(versions, key=lambda other: other.version)
-        return allowance_with_reported_units(self._using, report.account, start, newest.included, report.pk)
+        return allowance_with_reported_units(self._using, report.customer_id, start, newest.included, report.pk)
 
     def _of_report_period(self) -> Allowance:
         """Return the allowance of the report's period after all lines of earlier versions.
@@ -49,7 +49,9 @@ class ReportAllowances:
         """
         report = self._report
         lines = ReportLine.objects.using(self._using).filter(
-            report__account=report.account, report__period_start=report.period_start, report__version__lt=report.version
+            report__customer__token=report.customer_id,
+            report__period_start=report.period_start,
+            report__version__lt=report.version,
         )
         sums = list(
             lines.values_list("meter").order_by().annotate(ExactSum("included_quantity"), ExactSum("overage_quantity"))

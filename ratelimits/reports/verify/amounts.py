@@ -7,7 +7,7 @@ from typing import Any
 
 from ratelimits.models import PlanPrice, Report, ReportLine
 from ratelimits.models.ledger.sums import ExactSum
-from ratelimits.reports.amounts import Totals, recorded_prices, reports_that_share_prices
+from ratelimits.reports.amounts import Totals, recorded_prices
 from ratelimits.reports.periods import SECOND
 
 
@@ -18,9 +18,8 @@ def verify_amounts(using: str, report: Report) -> Iterator[str]:
         return  # verify/terms.py checks whether the report should have prices.
     try:
         # A period keeps the prices of its first report. So the earlier reports are needed, oldest first.
-        of_account = list(Report.objects.using(using).filter(account=report.account, pk__lt=report.pk).order_by("pk"))
-        sharing = reports_that_share_prices(using, of_account, report.account, report.prices.get("names", ()))
-        earlier = [other for other in sharing if other.pk < report.pk]
+        rows = Report.objects.using(using).filter(customer__token=report.customer_id, pk__lt=report.pk)
+        earlier = list(rows.order_by("pk"))
         errors = list(_verify_prices(using, report, earlier))
         yield from errors
         if not errors and report.amounts != (expected := _amounts(using, report, earlier)):

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.models import Batch, DurabilityGap, GapKind, Report, ShardState
 from ratelimits.models.ledger import when
 from ratelimits.models.ledger.gaps import of_shard
 from ratelimits.reports.build import CHUNK
+from ratelimits.reports.gaps import forced_event
 from ratelimits.reports.verify.report import has_readable_positions
 from ratelimits.usage.watermark import TOLERANCE
 
@@ -67,12 +67,11 @@ def _ends(using: str) -> dict[int, set[_ReportEnd]]:
 
     If several reports have the same last batch, return only the end with the latest `period_end`.
     """
-    gaps = DurabilityGap.objects.using(using).filter(kind=GapKind.FORCED)
-    forced = set(gaps.values_list("account", "since"))
+    forced = set(DurabilityGap.objects.using(using).filter(kind=GapKind.FORCED).values_list("event", flat=True))
     by_shard: dict[int, dict[int, _ReportEnd]] = {}
-    columns = ("account", "period_start", "period_end", "version", "chain", "since")
+    columns = ("account", "customer", "timezone", "label", "period_start", "period_end", "version", "chain", "since")
     for report in Report.objects.using(using).filter(version=1).only(*columns).order_by().iterator(CHUNK):
-        if not has_readable_positions(report) or (report.account or ANONYMOUS, report.period_start) in forced:
+        if not has_readable_positions(report) or forced_event(report.customer_id, report.period_start) in forced:
             continue
         for shard, position in report.chain.items():
             by_position = by_shard.setdefault(int(shard), {})

@@ -147,7 +147,7 @@ def _month_totals(reports: Mapping[str, dict[str, Any]]) -> dict[str, list[int]]
 
 def _open(using: str, month: str) -> list[str]:
     """Return the names of the month's periods with usage or adjustments that are not on a report yet."""
-    names = {(account, period.name) for account, period in open_in(using, month)}
+    names = {(customer.account, period.name) for customer, period in open_in(using, month)}
     waiting = TABLES["adjustments"].rows(using, month).filter(report=None, approval=Adjustment.Approval.WAITING)
     # Perhaps the period of such an adjustment has a report. Then it needs a new version.
     names |= {(account, month) for account in waiting.values_list("account", flat=True)}

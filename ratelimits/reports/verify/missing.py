@@ -6,12 +6,13 @@ the report prints it. A gap that is neither on the report nor in `GapChange` wil
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import groupby
+from collections.abc import Iterable, Iterator
+from itertools import groupby, islice
 
 from django.db.models import Exists, OuterRef, Sum
 
 from ratelimits.models import GapChange, Report, ReportLine
+from ratelimits.models.accounts.named import NamedCustomer, of_tokens
 from ratelimits.reports.build import CHUNK
 from ratelimits.reports.gaps import Gaps
 from ratelimits.reports.lost_replies import LostReplies
@@ -26,19 +27,21 @@ def verify_missing(using: str) -> Iterator[str]:
 
 def _verify_gaps(using: str) -> Iterator[str]:
     newer = Report.objects.filter(
-        account=OuterRef("account"), period_start=OuterRef("period_start"), version__gt=OuterRef("version")
+        customer=OuterRef("customer"), period_start=OuterRef("period_start"), version__gt=OuterRef("version")
     )
     newest = Report.objects.using(using).exclude(Exists(newer)).order_by("period_start", "period_end", "account")
     for span, reports in groupby(newest.iterator(CHUNK), key=lambda report: (report.period_start, report.period_end)):
         all_gaps, unchanged_gaps = Gaps.between(using, *span), None
-        for report in reports:
-            if has_readable_positions(report) and _missing(report, all_gaps):
+        for report, customer in _with_customers(using, reports):
+            if has_readable_positions(report) and _missing(report, customer, all_gaps):
                 # Read `GapChange` before the newest version of the report: a closing writes this version before it
                 # deletes the row of `GapChange`. So if a gap has no row, this version prints the gap.
                 unchanged_gaps = unchanged_gaps or _without_gap_change(using, *span)
-                versions = Report.objects.using(using).filter(account=report.account, period_start=report.period_start)
+                versions = Report.objects.using(using).filter(
+                    customer__token=customer.token, period_start=report.period_start
+                )
                 report = versions.order_by("-version").first() or report
-                for text in _missing(report, unchanged_gaps):
+                for text in _missing(report, customer, unchanged_gaps):
                     yield (f"report {report} does not print a declared gap, and no closing will print it: {text}")
 
 
@@ -49,25 +52,31 @@ def _without_gap_change(using: str, start: int, end: int) -> Gaps:
     return Gaps(gap for gap in overlapping if gap.pk not in changed)
 
 
-def _missing(report: Report, gaps: Gaps) -> list[str]:
+def _with_customers(using: str, reports: Iterable[Report]) -> Iterator[tuple[Report, NamedCustomer]]:
+    unread = iter(reports)
+    while chunk := list(islice(unread, CHUNK)):
+        customers = of_tokens(using, {report.customer_id for report in chunk})
+        yield from ((report, customers[report.customer_id]) for report in chunk)
+
+
+def _missing(report: Report, customer: NamedCustomer, gaps: Gaps) -> list[str]:
     """Return the texts of the gaps that should be on a report but are not."""
-    span = report.period_start, report.period_end
-    texts = (gaps.text(int(shard), report.account, *span) for shard in report.chain)
-    printed = {"", *report.gaps.split("; ")}
-    return sorted({gap for text in texts for gap in text.split("; ")} - printed)
+    text = gaps.text(list(map(int, report.chain)), customer, report.period_start, report.period_end)
+    return sorted(set(text.split("; ")) - {"", *report.gaps.split("; ")})
 
 
 def _verify_lost_replies(using: str) -> Iterator[str]:
     """Compare the lost replies on reports with the lost replies that processes counted."""
     lines = ReportLine.objects.using(using).filter(unknown_count__gt=0)
-    columns = ("report__period_start", "report__period_end", "report__account", "key", "meter")
+    columns = ("report__period_start", "report__period_end", "report__customer", "key", "meter")
     sums = list(lines.values_list(*columns).order_by(*columns).annotate(Sum("unknown_count")))
     for (start, end), rows in groupby(sums, key=lambda row: row[:2]):  # start and end
-        lost = LostReplies(using, start, end)
-        for _start, _end, account, key, meter, count in rows:
-            counted = lost.of(account, [(start, end)])[key, meter]
+        lost, of_period = LostReplies(using, start, end), list(rows)
+        customers = of_tokens(using, {row[2] for row in of_period})
+        for _start, _end, token, key, meter, count in of_period:
+            counted = lost.of(customers[token], start, end)[key, meter]
             if count > counted:
                 yield (
-                    f"the reports of {account or 'anonymous'} say that {count} replies of {key} ({meter}) were lost,"
-                    f" but processes counted only {counted}"
+                    f"the reports of {customers[token].account or 'anonymous'} say that {count} replies of {key}"
+                    f" ({meter}) were lost, but processes counted only {counted}"
                 )

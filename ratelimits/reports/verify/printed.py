@@ -43,7 +43,7 @@ def _verify_adjustments(using: str, checked: Counter[str]) -> Iterator[str]:
     reports = Report.objects.using(using).filter(Exists(adjustments) | Exists(lines)).order_by("pk")
     for report in reports.iterator(CHUNK):
         unmatched = list(report.lines.filter(charge_category=ADJUSTMENT).order_by("number"))
-        for adjustment in report.adjustments.order_by("pk"):
+        for adjustment in report.adjustments.select_related("customer").order_by("pk"):
             checked["adjustments"] += 1
             yield from _verify_adjustment(report, adjustment, unmatched)
         for line in unmatched:
@@ -82,8 +82,8 @@ def _is_of_period(report: Report, start: int) -> bool:
 
 def _verify_adjustment(report: Report, adjustment: Adjustment, unmatched: list[ReportLine]) -> Iterator[str]:
     """Compare an adjustment with its line, and remove this line from the list `unmatched`."""
-    if adjustment.account != report.account or not _is_of_period(report, start_of(adjustment)):
-        yield f"adjustment {adjustment.reference} ({adjustment}) has another account or period than {report}"
+    if adjustment.customer.token != report.customer_id or not _is_of_period(report, start_of(adjustment)):
+        yield f"adjustment {adjustment.reference} ({adjustment}) has another customer or period than {report}"
     # The allowance changes only the included quantity and the overage, which are not compared here. So an empty
     # allowance is enough.
     expected = adjustment_line(report, adjustment, Allowance({}))

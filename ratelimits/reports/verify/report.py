@@ -11,12 +11,11 @@ from itertools import zip_longest
 from django.db.models import Q
 
 from ratelimits import signatures
-from ratelimits.algorithms.billing_periods import Period
 from ratelimits.conf import conf
 from ratelimits.models import ArchivedRange, Batch, Report, ReportLine
-from ratelimits.models.periods import timelines
+from ratelimits.models.accounts.named import of_tokens
 from ratelimits.reports import signing
-from ratelimits.reports.build import CHUNK, Allowance, Group, between, grouped, of_period, of_text, usage_line
+from ratelimits.reports.build import CHUNK, Allowance, Group, between, grouped, of_customer, of_period, usage_line
 from ratelimits.reports.limits import Limits
 from ratelimits.reports.periods import SECOND, iso
 from ratelimits.reports.rows import ADJUSTMENT, joined_line_id, line_id
@@ -69,7 +68,7 @@ class ReportVerifier:
         self._checked = Counter() if checked is None else checked
         self._rules = RuleBook(using)
         self._limits = Limits(using, self._rules)
-        self._timeline = lru_cache(maxsize=1000)(lambda account: timelines(using, [account])[account])
+        self._customer = lru_cache(maxsize=1000)(lambda token: of_tokens(using, [token])[token])
         self._chain_head = lru_cache(maxsize=1000)(lambda chain: signing.chain_head(dict(chain), *self._sources))
 
     def findings(self, report: Report) -> Generator[str]:
@@ -110,7 +109,9 @@ class ReportVerifier:
         """
         if report.version == 1:
             return "", report.label
-        rows = Report.objects.using(self._using).filter(account=report.account, period_start=report.period_start)
+        rows = Report.objects.using(self._using).filter(
+            customer__token=report.customer_id, period_start=report.period_start
+        )
         before = rows.filter(version=report.version - 1).values_list("digest", "label").first()
         return (None, "") if before is None else before
 
@@ -179,7 +180,7 @@ class ReportVerifier:
         # The number of a line is not compared, so each line gets the number 0.
         computed = (
             usage_line(report, 0, group, self._rules, report_allowances.allowances, make_id)
-            for group in self._limits.of(groups)
+            for group in self._limits.of(groups, self._customer(report.customer_id))
         )
         # Except for adjustments, lines of all categories are compared, even of unknown categories: each line is billed.
         lines = ReportLine.objects.using(self._using).filter(report=report).exclude(charge_category=ADJUSTMENT)
@@ -215,8 +216,7 @@ class ReportVerifier:
                 return
 
     def _groups(self, report: Report, start: int, end: int, since: Mapping[str, int]) -> Iterator[Group]:
-        period = Period(start, end, report.timezone, report.label)
-        condition = of_text(report.account, period, self._timeline(report.account)) & between(since, report.chain)
+        condition = of_customer(self._customer(report.customer_id), start, end) & between(since, report.chain)
         return of_period(grouped(condition, *self._sources), start)
 
 

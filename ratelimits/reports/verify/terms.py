@@ -14,9 +14,8 @@ from itertools import groupby, islice
 from typing import Any
 
 from ratelimits.algorithms.billing_periods import month_of, periods_around
-from ratelimits.models import Account, Customer, FrozenPeriod, Name, Plan, PlanPrice, Report, ReportLine
-from ratelimits.models.customers import waiting_text
-from ratelimits.models.ledger.sums import ExactSum
+from ratelimits.models import Account, FrozenPeriod, Plan, PlanPrice, Report
+from ratelimits.models.accounts.named import NamedCustomer, named, of_tokens
 from ratelimits.models.raw.adoption import ADOPTION_REASONS, never_recorded
 from ratelimits.reports.included import Included, IncludedBook
 from ratelimits.reports.periods import SECOND, iso
@@ -30,10 +29,11 @@ _DEFAULT_TERMS = ("UTC", "")
 
 
 def verify_terms(using: str, checked: Counter[str]) -> Iterator[str]:
-    """Yield an error for each report that contradicts its account's terms, and for each wrong billing period.
+    """Yield an error for each report that contradicts its customer's terms, and for each wrong billing period.
 
-    Terms are the account's plan, its time zone and its anchor day (on which its billing months start). The start, the
-    end, the plan, the included quantities and the prices of a report are compared. `checked` counts the periods.
+    Terms are the plan of the customer's account, its time zone and its anchor day (on which its billing months start).
+    The start, the end, the plan, the included quantities and the prices of a report are compared. `checked` counts the
+    periods.
     """
     book = PriceBook(using)
     first = Report.objects.using(using).filter(version=1).order_by("period_start", "period_end", "account")
@@ -41,17 +41,20 @@ def verify_terms(using: str, checked: Counter[str]) -> Iterator[str]:
     for (start, end), group in by_period:
         while reports := list(islice(group, _CHUNK)):
             yield from _verify_reports(using, reports)
-            terms = AccountTerms(using, {report.account for report in reports})
-            yield from _verify_included(using, reports, terms, start, end)
-            yield from _verify_prices(using, reports, IncludedBook(terms), start, end, book)
+            customers = of_tokens(using, {report.customer_id for report in reports})
+            terms = AccountTerms(using, customers.values())
+            for report in reports:
+                customer = customers[report.customer_id]
+                yield from _verify_included(using, report, customer, terms, start, end)
+                yield from _verify_prices(using, report, customer, IncludedBook(terms), book)
     yield from _verify_periods(using, checked)
 
 
 @dataclass(slots=True)
 class _Months:
-    """The billing months that are possible for an account: those of all time zones and anchor days that it has had."""
+    """The billing months that are possible for a text: those of all time zones and anchor days that it has had."""
 
-    #: Each time zone that the account has had, with the anchor day that the account had at the same time.
+    #: Each time zone that the text's row has had, with the anchor day that it had at the same time.
     terms: set[tuple[str, str]]
     #: Terms before this moment (µs) are not known.
     since: int
@@ -64,52 +67,26 @@ class _Months:
         return any(_starts(*terms, at) for terms in (*self.terms, _DEFAULT_TERMS))
 
 
-def _months(using: str, names: Collection[str]) -> dict[str, _Months]:
-    """Return, for each name, the billing months of this name and of all related names (see `_related`)."""
-    related = _related(using, names)
-    months = {related_names: _Months(set(), 0) for related_names in related.values()}
+def _months(using: str, texts: Collection[str]) -> dict[str, _Months]:
+    """Return, for each account text, the billing months of the rows that had this text."""
+    months = {text: _Months(set(), 0) for text in texts}
     history: Any = Account.history
     columns = ("id", "identifier", "timezone", "billing_anchor", "history_type", "history_change_reason", "since")
-    records = history.using(using).filter(identifier__in=related)
-    records = records.order_by("id", "version", "history_id").values_list(*columns, named=True)
+    records = history.using(using).filter(identifier__in=months)
+    records = records.order_by("id", "identifier", "version", "history_id").values_list(*columns, named=True)
     with_history = set()
-    for pk, records_of_row in groupby(records, key=lambda record: record.id):
+    for (pk, text), records_of_row in groupby(records, key=lambda record: (record.id, record.identifier)):
         first, *later = records_of_row
         with_history.add(pk)
-        group = months[related[first.identifier]]
-        group.terms |= {(record.timezone, record.billing_anchor) for record in (first, *later)}
+        months[text].terms |= {(record.timezone, record.billing_anchor) for record in (first, *later)}
         # In two cases, the states of the row before its first record are unknown: if this record does not say that the
         # row was added, or if raw SQL wrote the row and the app recorded it later (ADOPTION_REASONS).
         if first.history_type != "+" or first.history_change_reason in ADOPTION_REASONS:
-            group.since = max(group.since, first.since)
-    for account in Account.objects.using(using).filter(identifier__in=related).exclude(pk__in=with_history):
+            months[text].since = max(months[text].since, first.since)
+    for account in Account.objects.using(using).filter(identifier__in=months).exclude(pk__in=with_history):
         # All terms of this account are unknown: 2**63 is later than every moment.
-        months[related[account.identifier]].since = 2**63
-    return {name: months[related[name]] for name in names}
-
-
-def _related(using: str, names: Collection[str]) -> dict[str, frozenset[str]]:
-    """Return, for each name, all related names. Two names are related if one account row has had both.
-
-    Two names that are related to a third name are related too. Related names are verified together for two reasons: a
-    new name continues the billing period of the former name, and several rows can have had the same name.
-    """
-    history: Any = Account.history
-    groups = {name: frozenset({name}) for name in names}
-    # The primary keys of the account rows that were read, and the names whose account rows are not read yet.
-    rows: set[int] = set()
-    added = set(names)
-    while added:
-        new = set(history.using(using).filter(identifier__in=added).values_list("id", flat=True)) - rows
-        rows |= new
-        pairs = history.using(using).filter(id__in=new).order_by("id").values_list("id", "identifier").distinct()
-        added = set()
-        for _pk, group in groupby(pairs, key=lambda pair: pair[0]):
-            together = {name for _id, name in group}
-            added |= together - groups.keys()
-            joined = together.union(*(groups.get(name, ()) for name in together))
-            groups |= dict.fromkeys(joined, frozenset(joined))
-    return groups
+        months[account.identifier].since = 2**63
+    return months
 
 
 @lru_cache(maxsize=16_384)
@@ -137,52 +114,37 @@ def _verify_reports(using: str, reports: list[Report]) -> Iterator[str]:
             )
 
 
-def _verify_included(using: str, reports: list[Report], terms: AccountTerms, start: int, end: int) -> Iterator[str]:
-    for report in reports:
-        candidates = _candidates(terms, report.account, start, end)
-        if any(_matches(using, report, candidate, start, end) for candidate in candidates):
-            continue
-        expected = IncludedBook(terms).of(report.account, start, end)
-        if _is_known(using, report, expected, end):
-            yield (
-                f"report {report} includes {_described(report.plan, report.included)}, but its account's terms give"
-                f" {_described(expected.plan, expected.included)}"
-            )
+def _verify_included(
+    using: str, report: Report, customer: NamedCustomer, terms: AccountTerms, start: int, end: int
+) -> Iterator[str]:
+    candidates = _candidates(terms, customer, start, end)
+    if any((report.plan, report.included) == (one.plan, one.included) for one in candidates):
+        return
+    expected = IncludedBook(terms).of(customer, start, end)
+    if _is_known(using, report, customer, expected, end):
+        yield (
+            f"report {report} includes {_described(report.plan, report.included)}, but its account's terms give"
+            f" {_described(expected.plan, expected.included)}"
+        )
 
 
-def _candidates(terms: AccountTerms, name: str, start: int, end: int) -> Iterator[Included]:
+def _candidates(terms: AccountTerms, customer: NamedCustomer, start: int, end: int) -> Iterator[Included]:
     """Yield the included quantities for each value of PRORATION, because a report does not store this value."""
     for proration in (None, "none", "time"):  # None: the present setting, which is the most likely one
-        yield IncludedBook(terms).of(name, start, end, proration)
+        yield IncludedBook(terms).of(customer, start, end, proration)
     # Older versions of the app used only the terms at the end of a period.
-    at_end = terms.at(name, end - 1)
+    at_end = terms.at(customer, end - 1)
     yield Included(at_end.plan, at_end.included)
 
 
-def _matches(using: str, report: Report, expected: Included, start: int, end: int) -> bool:
-    """Return whether a report has the expected plan and the expected quantities.
-
-    The expected quantities are compared without the units that earlier reports of the account's other names include.
-    """
-    if report.plan != expected.plan:
-        return False
-    used: Counter[str] = Counter()
-    if expected.shared:
-        lines = ReportLine.objects.using(using).filter(report__account__in=expected.shared, report__lt=report.pk)
-        lines = lines.filter(usage_period__gte=start // SECOND, usage_period__lt=end // SECOND)
-        used.update(dict(lines.values_list("meter").order_by().annotate(ExactSum("included_quantity"))))
-    included: Any = {meter: quantity - used[meter] for meter, quantity in expected.included.items()}
-    return bool(report.included == included)
-
-
-def _is_known(using: str, report: Report, expected: Included, end: int) -> bool:
+def _is_known(using: str, report: Report, customer: NamedCustomer, expected: Included, end: int) -> bool:
     """Return whether the history has the account, the report's plan and the expected plan at the period's end.
 
     If a row has never existed, return True for it: it cannot have lost its history.
     """
     accounts: Any = Account.history
-    records = accounts.using(using).filter(identifier=report.account)
-    rows = Account.objects.using(using).filter(identifier=report.account)
+    records = accounts.using(using).filter(identifier__in=customer.texts)
+    rows = Account.objects.using(using).filter(identifier__in=customer.texts)
     if not records.filter(since__lt=end).exists() and (records.exists() or rows.exists()):
         return False
     plans: Any = Plan.history
@@ -195,26 +157,22 @@ def _is_known(using: str, report: Report, expected: Included, end: int) -> bool:
 
 
 def _verify_prices(
-    using: str, reports: list[Report], included_book: IncludedBook, start: int, end: int, book: PriceBook
+    using: str, report: Report, customer: NamedCustomer, included_book: IncludedBook, book: PriceBook
 ) -> Iterator[str]:
-    """Compare the prices on each report with the prices that its plan had at the end of the report's period."""
-    for report in reports:
-        included = included_book.of(report.account, start, end)
-        if included.names:
-            continue  # The account had several names. Perhaps the report has the prices of another name.
-        expected = book.of(*included.price_source)
-        recorded = report.prices.get("periods", {}).get(str(report.period_start // SECOND), {})
-        if recorded != expected and _prices_are_known(using, report):
-            has, should_have = (", ".join(record.get("meters", ())) or "nothing" for record in (recorded, expected))
-            yield (
-                f"report {report} has prices of {has}, but at the end of the period the plan {report.plan!r} had"
-                f" other prices, of {should_have}"
-            )
+    """Compare the prices on a report with the prices that its plan had at the end of the report's period."""
+    expected = book.of(*included_book.of(customer, report.period_start, report.period_end).price_source)
+    recorded = report.prices.get("periods", {}).get(str(report.period_start // SECOND), {})
+    if recorded != expected and _prices_are_known(using, report, customer):
+        has, should_have = (", ".join(record.get("meters", ())) or "nothing" for record in (recorded, expected))
+        yield (
+            f"report {report} has prices of {has}, but at the end of the period the plan {report.plan!r} had"
+            f" other prices, of {should_have}"
+        )
 
 
-def _prices_are_known(using: str, report: Report) -> bool:
+def _prices_are_known(using: str, report: Report, customer: NamedCustomer) -> bool:
     """Return whether the history has all prices that the report's plan had at the end of the period."""
-    if not _is_known(using, report, Included(report.plan, {}), report.period_end):
+    if not _is_known(using, report, customer, Included(report.plan, {}), report.period_end):
         return False
     plans: Any = Plan.history
     ids = set(plans.using(using).filter(slug=report.plan).values_list("id", flat=True))
@@ -233,23 +191,13 @@ def _verify_periods(using: str, checked: Counter[str]) -> Iterator[str]:
     rows = FrozenPeriod.objects.using(using).order_by("customer", "start").iterator(_CHUNK)
     by_customer = ((pk, list(group)) for pk, group in groupby(rows, key=lambda row: row.customer_id))
     while customers := list(islice(by_customer, _CHUNK)):
-        texts = _texts_of(using, [pk for pk, _periods in customers])
-        months = _months(using, {text for names in texts.values() for text in names})
+        named_customers = named(using, [pk for pk, _periods in customers])
+        by_pk = {customer.pk: customer for customer in named_customers}
+        months = _months(using, {text for customer in named_customers for text in customer.texts})
         for pk, periods in customers:
             checked["billing periods"] += len(periods)
-            yield from _verify_timeline(texts[pk][0], periods, _joined([months[text] for text in texts[pk]]))
-
-
-def _texts_of(using: str, customers: Collection[int]) -> dict[int, list[str]]:
-    """Return all texts that a customer's terms can have been written under: its names, the newest first."""
-    texts: dict[int, list[str]] = {}
-    names = Name.objects.using(using).filter(customer__in=customers).order_by("-since", "identifier")
-    for pk, text in names.values_list("customer", "identifier"):
-        texts.setdefault(pk, []).append(text)
-    for customer in Customer.objects.using(using).filter(pk__in=customers).defer("salt"):
-        assert customer.pk is not None
-        texts.setdefault(customer.pk, []).append(waiting_text(customer))
-    return texts
+            customer = by_pk[pk]
+            yield from _verify_timeline(customer.account, periods, _joined([months[text] for text in customer.texts]))
 
 
 def _joined(months: Collection[_Months]) -> _Months:
@@ -258,7 +206,7 @@ def _joined(months: Collection[_Months]) -> _Months:
 
 
 def _verify_timeline(account: str, periods: list[FrozenPeriod], months: _Months) -> Iterator[str]:
-    """Verify the frozen periods of one account."""
+    """Verify the frozen periods of one customer."""
     end_before = 0
     for period in periods:
         name = f"the billing period of {account or 'anonymous'} from {_when(period.start)} to {_when(period.end)}"

@@ -45,6 +45,7 @@ def verify_totals(using: str, *sources: str, checked: Counter[str] | None = None
     """
     databases = sources or (using,)
     checked = Counter() if checked is None else checked
+    yield from _verify_continuity(using)
     for account in _accounts(using, databases, {}):
         checked["totals"] += len(account.usage)
         try:
@@ -90,7 +91,7 @@ def _state(using: str, account: str) -> tuple[Any, ...]:
     return (
         list(ShardState.objects.using(using).order_by("shard").values_list("shard", "tallied")),
         list(Name.objects.using(using).filter(identifier=account).order_by("since").values_list("since", "customer")),
-        Report.objects.using(using).filter(account=account).aggregate(Count("pk"), Max("pk")),
+        Report.objects.using(using).filter(customer__names__identifier=account).aggregate(Count("pk"), Max("pk")),
         ArchivedRange.objects.using(using).aggregate(Count("pk"), Max("pk")),
     )
 
@@ -104,7 +105,11 @@ def _accounts(using: str, sources: tuple[str, ...], filters: dict[str, Any]) -> 
     if filters:
         names = names.filter(identifier=filters["account"])
     usage = PeriodUsage.objects.using(using).filter(**filters).order_by(*in_order(using, "account"))
-    reports = Report.objects.using(using).filter(**filters).order_by(*in_order(using, "account"), "pk")
+    # The reports of a customer are about all its texts.
+    reports = Report.objects.using(using).annotate(text=F("customer__names__identifier")).filter(text__isnull=False)
+    if filters:
+        reports = reports.filter(text=filters["account"])
+    reports = reports.select_related("customer").order_by(*in_order(using, "text"), "pk")
     periods = FrozenPeriod.objects.using(using).annotate(account=F("customer__names__identifier"))
     frozen = periods.filter(**filters, account__isnull=False).order_by(*in_order(using, "account"))
     # Each item has an account, a number and a row. The number says which method of `_Account` gets the row.
@@ -113,7 +118,7 @@ def _accounts(using: str, sources: tuple[str, ...], filters: dict[str, Any]) -> 
         ((row[0], 1, row[1:]) for row in frozen.values_list("account", "customer", *COLUMNS).iterator(CHUNK)),
         *(((row["account"], 2, row) for row in source_sums) for source_sums in sums),
         ((row.account, 3, row) for row in usage.iterator(CHUNK)),
-        ((row.account, 4, row) for row in reports.iterator(CHUNK)),
+        ((row.text, 4, row) for row in reports.iterator(CHUNK)),
         key=lambda keyed: keyed[:2],
     )
     for name, rows in groupby(streams, key=lambda keyed: keyed[0]):
@@ -167,13 +172,9 @@ class _Account:
         self._periods: dict[int, Timeline] = {}
         #: An error for the first bin with usage that no frozen period contains.
         self._outside: list[str] = []
-        #: By billing period (its start in s) and shard: the position up to which the newest report contains the usage.
-        self._covered: dict[tuple[int, int], int] = {}
-        #: By billing period (its start in s, as text) and shard: the position at which the last added report ends. The
-        #: next report must begin there.
-        self._chains: dict[str, dict[str, int]] = {}
-        #: An error for each report that does not begin where the report before it ends.
-        self._discontinuities: list[str] = []
+        #: By customer, billing period (its start in s) and shard: the position up to which the newest report contains
+        #: the usage.
+        self._covered: dict[tuple[int, int, int], int] = {}
 
     def add_period(self, columns: tuple[Any, ...]) -> None:
         """Add a frozen period, from its customer and its columns."""
@@ -208,18 +209,13 @@ class _Account:
         self.usage[row.period, row.meter, row.rule, row.shard, row.customer_id] = row
 
     def add_report(self, report: Report) -> None:
-        """Add a report. Reports must be added in the order in which they were finalised."""
+        """Add a report of a customer. Reports must be added in the order in which they were finalised."""
         if not has_readable_positions(report):
             return  # verify/report.py reports the error.
-        for period, since in report.since.items():
-            if since != self._chains.get(period, {}):
-                self._discontinuities.append(
-                    f"report {report} does not begin where the report before it ends (period of {_when(int(period))}):"
-                    " some usage is on no report, or on two"
-                )
-            self._chains[period] = report.chain
+        assert report.customer.pk is not None
+        for period in report.since:
             for shard, position in report.chain.items():
-                self._covered[int(period), int(shard)] = position
+                self._covered[report.customer.pk, int(period), int(shard)] = position
 
     def findings(self) -> list[str]:
         """Return a sentence for each error."""
@@ -227,7 +223,6 @@ class _Account:
         compared = (finding for key in keys for finding in self._compared(*key))
         return [
             *self._unclear_names(),
-            *self._discontinuities,
             *self._outside,
             *compared,
             *self._different_ends(),
@@ -278,7 +273,7 @@ class _Account:
                 continue
             if count < in_lines or (count > in_lines and not partly_archived):
                 yield f"{name} says {count} {column}, but the ledger's lines say {in_lines}"
-        covered = self._covered.get((period, shard))
+        covered = self._covered.get((customer, period, shard))
         # If all usage of a total is newer than the reports, the total has no covered position yet. This is no error.
         if total.covered != covered and not (total.covered is None and total.position > (covered or 0)):
             yield f"{name} says that reports contain it up to position {total.covered}, but the reports say {covered}"
@@ -300,6 +295,23 @@ def _when(seconds: int) -> str:
         return iso(seconds * SECOND)
     except OverflowError:
         return f"{seconds} s"
+
+
+def _verify_continuity(using: str) -> Iterator[str]:
+    """Yield an error for each report that does not begin where the customer's report before it ends."""
+    columns = ("customer", "account", "label", "period_start", "timezone", "version", "chain", "since")
+    reports = Report.objects.using(using).order_by("customer_id", "pk").only(*columns).iterator(CHUNK)
+    for _token, reports_of_customer in groupby(reports, key=lambda report: report.customer_id):
+        # By billing period (its start in s, as text): the positions at which the last report ends.
+        ends: dict[str, dict[str, int]] = {}
+        for report in filter(has_readable_positions, reports_of_customer):
+            for period, since in report.since.items():
+                if since != ends.get(period, {}):
+                    yield (
+                        f"report {report} does not begin where the report before it ends (period of"
+                        f" {_when(int(period))}): some usage is on no report, or on two"
+                    )
+                ends[period] = report.chain
 
 
 def _verify_marks(using: str, checked: Counter[str]) -> Iterator[str]:

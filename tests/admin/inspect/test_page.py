@@ -25,6 +25,7 @@ from ratelimits.models import (
     ConfigVersion,
     KeyOverride,
     KeyTotal,
+    Name,
     Plan,
     PlanInclusion,
     PlanMembership,
@@ -507,7 +508,12 @@ class TestLinks:
         flow()
         numbers = dict.fromkeys(("rule", "period", "period_end", "threshold", "used", "quantity"), 1)
         alert = Alert.objects.create(
-            id="00000000-0000-4000-8000-000000000001", account="acme", meter="requests", basis="included", **numbers
+            id="00000000-0000-4000-8000-000000000001",
+            customer=Name.objects.get(identifier="acme").customer,
+            account="acme",
+            meter="requests",
+            basis="included",
+            **numbers,
         )
         views = [f"view_{name}" for name in ("account", "planmembership", "keyoverride", "line", "alert")]
         expected = {

@@ -13,6 +13,7 @@ from django.test import Client
 from django.utils.translation import override
 
 from ratelimits.models import DurabilityGap, GapKind
+from ratelimits.models.accounts.named import named_now
 from ratelimits.reports.gaps import Gaps, describe, in_words
 from ratelimits.status.fact import Level
 from ratelimits.status.facts import facts
@@ -67,7 +68,11 @@ def test_a_gap_is_acknowledged_with_a_reason_that_its_history_has(gap: Durabilit
     assert "planned upgrade" in client.get(f"{LIST}{gap.pk}/history/").content.decode()
     assert "acknowledged already" in acknowledge(client, gap)
     # A report still prints what the person has acknowledged.
-    assert Gaps.between("default", gap.since, gap.until).text(0, "acme", gap.since, gap.until).startswith("restart ")
+    assert (
+        Gaps.between("default", gap.since, gap.until)
+        .text([0], named_now("default", ["acme"])["acme"], gap.since, gap.until)
+        .startswith("restart ")
+    )
 
 
 def test_without_the_permission_nobody_can_acknowledge(gap: DurabilityGap) -> None:

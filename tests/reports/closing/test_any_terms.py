@@ -1,7 +1,8 @@
 """Test accounts whose terms change in any way at any time, against a separate model of months, rows and fractions.
 
-Each account is a family of names: it is made, renamed, deleted and made again, put on other plans, anchors and time
-zones, while requests come under its names, some of which reach the ledger only after their period was closed.
+Each account is a family of names, and each name is a customer: its row is made, gets another name, is deleted and made
+again, is put on other plans, anchors and time zones, while requests come under its names, some of which reach the
+ledger only after their period was closed.
 """
 
 from __future__ import annotations
@@ -222,18 +223,11 @@ def stays(family: Family, start: int, end: int) -> list[Stay]:
     return found
 
 
-def giver(family: Family, name: str, start: int, end: int) -> tuple[int, str]:
-    """Return the row and the plan from which a name's allowance in a period comes; (0, "") for none."""
-    every = stays(family, start, end)
-    for stay in every:
-        if stay.name == name and stay.until == end and stay.state[0]:
-            return stay.row, stay.state[0]
-    rows = {stay.row for stay in every if stay.name == name}
-    having = [stay for stay in every if stay.row in rows and stay.state[0]]
-    if not having:
-        return 0, ""
-    last = max(having, key=lambda stay: (stay.until, stay.since))
-    return last.row, last.state[0]
+def giver(family: Family, name: str, start: int, end: int) -> str:
+    """Return the plan from which a name's allowance in a period comes: its last one; "" for none."""
+    mine = [stay for stay in stays(family, start, end) if stay.name == name and stay.state[0]]
+    last = max(mine, key=lambda stay: (stay.until, stay.since), default=None)
+    return "" if last is None else last.state[0]
 
 
 def month_around(zone: str, anchor: str, at: int) -> tuple[int, int]:
@@ -254,7 +248,7 @@ def month_around(zone: str, anchor: str, at: int) -> tuple[int, int]:
 
 def included(family: Family, name: str, start: int, end: int, *, by_time: bool) -> int:
     if not by_time:
-        return INCLUDED.get(giver(family, name, start, end)[1], 0)
+        return INCLUDED.get(giver(family, name, start, end), 0)
     mine = [stay for stay in stays(family, start, end) if stay.name == name]
     at_end = next((stay.state[1:] for stay in mine if stay.until == end), ("UTC", ""))
     months = [month_around(*terms, end - 1) for terms in (at_end, *(s.state[1:] for s in sorted(mine, key=_since)))]
@@ -345,8 +339,7 @@ class Findings:
 
     def allowances(self, family: Family) -> None:
         """Check that every period has one allowance, and not one unit more is included."""
-        net: Counter[tuple[str, int]] = Counter()
-        taken = self.taken = Counter[tuple[str, int]]()
+        net, taken = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
         sums = ReportLine.objects.filter(report__account__in=family.names).order_by("report_id", "number")
         for name, period, consumed, part in sums.values_list(
             "report__account", "usage_period", "consumed_quantity", "included_quantity"
@@ -355,32 +348,9 @@ class Findings:
             taken[name, period * SECOND] += part
         for name in family.names:
             for start, report in self.reports[name].items():
-                self.compare(family, name, report, net, taken[name, start])
-
-    def compare(self, family: Family, name: str, report: Report, net: Counter[tuple[str, int]], taken: int) -> None:
-        start, end = report.period_start, report.period_end
-        allowance = included(family, name, start, end, by_time=self.by_time)
-        wanted = min(allowance, net[name, start])
-        row = 0 if self.by_time else giver(family, name, start, end)[0]
-        others = {stay.name for stay in stays(family, start, end) if row and stay.row == row} - {name}
-        sharing = [other for other in others if giver(family, other, start, end)[0] == row]
-        if not sharing:
-            if taken != wanted:
-                self.found.append(f"{name}: {taken} units included from {start} to {end}, and not {wanted}")
-            return
-        if taken > wanted:
-            self.found.append(f"{name}: {taken} units included from {start} to {end}, more than {wanted}")
-        beside = [
-            (other, each)
-            for other in sharing
-            for each in self.reports[other].values()
-            if each.period_start < end and each.period_end > start
-        ]
-        if all((each.period_start, each.period_end) == (start, end) for _other, each in beside):
-            names = [name, *(other for other, _each in beside)]
-            together, used = (sum(counts[each, start] for each in names) for counts in (self.taken, net))
-            if together != min(allowance, used):
-                self.found.append(f"{names}: {together} units included from {start} to {end}, of {used}")
+                allowance = included(family, name, start, report.period_end, by_time=self.by_time)
+                if (part := taken[name, start]) != (wanted := min(allowance, net[name, start])):
+                    self.found.append(f"{name}: {part} units included from {start}, and not {wanted}")
 
 
 @pytest.mark.django_db(transaction=True)

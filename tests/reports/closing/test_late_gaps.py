@@ -11,6 +11,7 @@ from django.db import connections
 from django.db.models import QuerySet
 
 from ratelimits.models import Account, Batch, DurabilityGap, GapChange, GapKind, Report, ReportLine
+from ratelimits.models.accounts.named import named_now
 from ratelimits.quota.process_totals import TotalKey
 from ratelimits.reports.closing.close import home_shard
 from ratelimits.reports.closing.late_gaps import LateGaps
@@ -63,7 +64,7 @@ def test_a_gap_at_the_end_of_the_longest_period_is_found(first: Report) -> None:
     QuerySet(Report).update(period_start=start)
     last = first.period_end - 10**6
     gaps.declare("default", GapKind.WIPE, "1", shard=home_shard("acme"), since=last, until=last)
-    assert LateGaps("default").starts == {"acme": {start}}
+    assert LateGaps("default").starts == {named_now("default", ["acme"])["acme"].pk: {start}}
 
 
 def test_replies_whose_loss_is_told_after_closing_are_counted_in_a_further_version(first: Report) -> None:

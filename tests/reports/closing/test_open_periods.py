@@ -19,7 +19,7 @@ from ratelimits.reports.verify.report import verify_report
 from ratelimits.usage.tally import tally
 from ratelimits.verification import Verification
 from tests.reports.closing.test_close import adjust
-from tests.support.reports.invoices import account, close, lines, spend
+from tests.support.reports.invoices import account, close, lines, spend, token
 from tests.support.usage.traffic import at, flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -90,7 +90,7 @@ def test_an_adjustment_that_was_written_past_the_form_keeps_its_account_open_and
     assert all("units, but at most 1,099,511,627,776 are allowed: correct it" in each.why for each in open_periods())
     assert {each.account for each in open_periods()} == {"acme"}
     with pytest.raises(NotForcedError, match="at most 1,099,511,627,776 are allowed"):
-        force("acme", OCTOBER, "ada", "in a hurry")
+        force(token(), OCTOBER, "ada", "in a hurry")
     assert sum("acme cannot be closed" in finding for finding in Verification().findings()) == 2
     QuerySet(Adjustment).update(quantity=9)
     assert {report.account for report in close("2026-11-02")} == {"acme"}
@@ -170,7 +170,7 @@ def test_a_closed_period_is_not_open(used: None) -> None:
 @pytest.mark.usefixtures("used")
 def test_a_period_that_is_closed_by_force_declares_that_usage_may_be_missing() -> None:
     shard().update(frozen=True)
-    report = force("acme", OCTOBER, "ada", "the invoice is due", at("2026-11-02"))
+    report = force(token(), OCTOBER, "ada", "the invoice is due", at("2026-11-02"))
     assert report.gaps == "forced 2026-10-01T00:00:00Z/2026-10-31T23:59:59.999999Z"
     assert [line["overage_quantity"] for line in lines(report)] == [2]
     assert report.included == {"requests": 3}
@@ -183,7 +183,7 @@ def test_a_period_that_is_closed_by_force_declares_that_usage_may_be_missing() -
 
 @pytest.mark.usefixtures("used")
 def test_what_comes_after_a_closing_by_force_is_a_further_version() -> None:
-    force("acme", OCTOBER, "ada", "the invoice is due", at("2026-11-02"))
+    force(token(), OCTOBER, "ada", "the invoice is due", at("2026-11-02"))
     spend(Account.objects.get(), "2026-10-16", 4)
     flow()
     (second,) = finalise(at("2026-11-03"))
@@ -194,7 +194,7 @@ def test_what_comes_after_a_closing_by_force_is_a_further_version() -> None:
 @pytest.mark.usefixtures("used")
 def test_a_missing_batch_is_still_named_by_verify_after_a_closing_by_force() -> None:
     QuerySet(Batch).all().delete()
-    report = force("acme", OCTOBER, "ada", "no backup has it", at("2026-11-02"))
+    report = force(token(), OCTOBER, "ada", "no backup has it", at("2026-11-02"))
     assert report.chain_head == ""
     assert any("has no batch at position 1" in finding for finding in verify_report(report))
 
@@ -210,7 +210,7 @@ def test_a_missing_batch_is_still_named_by_verify_after_a_closing_by_force() -> 
 )
 def test_what_cannot_be_forced_is_refused_with_a_reason(start: int, reason: str, now: str, message: str) -> None:
     with pytest.raises(NotForcedError, match=message):
-        force("acme", start, "ada", reason, at(now))
+        force(token(), start, "ada", reason, at(now))
     assert not Report.objects.exists()
     assert not DurabilityGap.objects.filter(kind="forced").exists()
 

@@ -132,15 +132,20 @@ def totals(*found: Row) -> list[tuple[Any, ...]]:
     return [row for sheet in sheets for row in sheet.iter_rows(values_only=True)]
 
 
+def of(account: str, row: Row = ROW) -> Row:
+    """Return a row of another customer, with this account."""
+    return row._replace(account=account, report_id=f"{account}.20261101T000000Z")
+
+
 def test_the_second_sheet_has_the_totals_of_each_account_by_meter() -> None:
     tokens = ROW._replace(meter="tokens", unit="tokens")
     header, *lines = totals(
-        ROW._replace(account="Acme"),
+        of("Acme"),
         ROW._replace(key="api_key:2", refunded_quantity=1, overage_quantity=2),
         tokens,
         ROW._replace(consumed_quantity=-3, included_quantity=-3, overage_quantity=0, charge_category="adjustment"),
         ROW._replace(status=PROVISIONAL),
-        ROW._replace(account="zoë"),
+        of("zoë"),
     )
     names = ("account", "status", "meter", "unit")
     quantities = ("consumed_quantity", "included_quantity", "overage_quantity", "refunded_quantity")
@@ -164,7 +169,7 @@ def test_a_total_keeps_every_digit_and_its_account_is_no_formula() -> None:
 
 def test_totals_that_a_sheet_has_no_room_for_go_on_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workbook, "SHEET_ROWS", 11)
-    found = [row._replace(account=f"a{number:02d}") for number, row in enumerate(rows(15))]
+    found = [of(f"a{number:02d}", row) for number, row in enumerate(rows(15))]
     assert opened(*found).sheetnames == ["Report", "Totals", "Report 2", "Totals 2"]
     assert [row[1] for row in totals(*found) if row[0] == "meter"] == [row.account for row in found]
 

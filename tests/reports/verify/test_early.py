@@ -11,7 +11,7 @@ from ratelimits.reports.closing.close import finalise
 from ratelimits.reports.closing.open_periods import force
 from ratelimits.usage.gaps import declare
 from ratelimits.verification import Verification
-from tests.support.reports.invoices import account, close, spend
+from tests.support.reports.invoices import account, close, spend, token
 from tests.support.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db
@@ -63,7 +63,7 @@ def test_what_a_declared_gap_explains_is_no_finding() -> None:
 
 @pytest.mark.usefixtures("acme")
 def test_a_period_that_was_closed_by_force_says_so_itself() -> None:
-    force("acme", at("2026-10-01"), "ada", "no backup has the batch", at("2026-11-02"))
+    force(token(), at("2026-10-01"), "ada", "no backup has the batch", at("2026-11-02"))
     flow()
     close("2026-11-02")
     assert Report.objects.count() == 2

@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from ratelimits import engine
-from ratelimits.models import Account, Plan, PlanInclusion, versions
+from ratelimits.customers.move import move
+from ratelimits.models import Account, Customer, Name, Plan, PlanInclusion, versions
+from ratelimits.models.customers import make_missing
 from tests.support.usage.traffic import at, use
 
 
@@ -27,6 +29,15 @@ def change(moment: str, name: str = "acme", **fields: Any) -> None:
     """Give an account other terms."""
     with edit_at(moment):
         Account.objects.filter(identifier=name).update(**fields)
+
+
+def rename(text: str, new: str, moment: str) -> Customer:
+    """Give the customer of a text another text from a moment on, and the former text to a new customer."""
+    make_missing("default", [text])
+    customer, since = Name.objects.get(identifier=text, until=None).customer, at(moment) // 1_000_000
+    move(new, customer, since)
+    move(text, None, since)
+    return customer
 
 
 def plan(slug: str, requests: int) -> Plan:

@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 from django.db import connection
 
 from ratelimits.models import PushedReport, Report
+from ratelimits.models.accounts.named import NamedCustomer, of_tokens
 from ratelimits.models.ledger import moment
 from ratelimits.push.plan import plan
 from ratelimits.push.receivers import receiver
@@ -17,7 +18,7 @@ from ratelimits.reports.rows import FINAL
 from ratelimits.reports.statements import statements
 from ratelimits.reports.verify import manifest
 
-#: A report without its version: the account and the start of the period.
+#: A report without its version: the token of the customer and the start of the period.
 Subject = tuple[str, int]
 #: Hours after which a month is over in each time zone.
 _OVER = 12 * 3600
@@ -40,7 +41,7 @@ class MonthlyFiles:
     def take(self, now: int, never_closed: Collection[str] = ()) -> None:
         """Take the files of all months that are over at `now` (µs), and whose periods are all closed. Push too.
 
-        Nobody waits for the periods of the account texts `never_closed`.
+        Nobody waits for the periods of customers who had the account texts `never_closed`.
         """
         self._never_closed = never_closed
         if self.push:
@@ -49,9 +50,13 @@ class MonthlyFiles:
             self.taken[self.next] = self._file(self.next)
             self.next = f"{datetime.fromtimestamp(self._end(), UTC):%Y-%m}"
 
-    def _awaited(self) -> Iterator[str]:
-        """Yield the account texts whose open periods keep the next file from being taken."""
-        return (text for text, _period in open_in(connection.alias, self.next) if text not in self._never_closed)
+    def _awaited(self) -> Iterator[NamedCustomer]:
+        """Yield the customers whose open periods keep the next file from being taken."""
+        customers = (customer for customer, _period in open_in(connection.alias, self.next))
+        return (customer for customer in customers if not self._is_never_closed(customer))
+
+    def _is_never_closed(self, customer: NamedCustomer) -> bool:
+        return any(name.text in self._never_closed for name in customer.names)
 
     def _end(self) -> int:
         year, month = map(int, self.next.split("-"))
@@ -60,10 +65,11 @@ class MonthlyFiles:
     def _file(self, month: str) -> dict[Subject, int]:
         units: dict[Subject, int] = {}
         for statement in statements(month):
-            if statement.status != FINAL and statement.report.account in self._never_closed:
+            token = statement.report.customer_id
+            if statement.status != FINAL and self._is_never_closed(of_tokens(connection.alias, [token])[token]):
                 continue
             assert statement.status == FINAL, f"{statement.report} is provisional in a file whose periods are closed"
-            subject = statement.report.account, statement.report.period_start
+            subject = statement.report.customer_id, statement.report.period_start
             assert subject not in units, f"{statement.report} is twice in its file"
             units[subject] = sum(row.consumed_quantity for row in statement.rows)
         return units
@@ -74,9 +80,9 @@ class MonthlyFiles:
 
     def differences(self, late: Callable[[Report], bool] = lambda _report: False) -> Iterator[str]:
         """Yield what is wrong with the files. `late` says whether a first version is of usage that came late."""
-        first = {(report.account, report.period_start): report for report in Report.objects.filter(version=1)}
+        first = {(report.customer_id, report.period_start): report for report in Report.objects.filter(version=1)}
         for report in Report.objects.all():
-            if (report.label, report.label) != (month_of(report), first[report.account, report.period_start].label):
+            if (report.label, report.label) != (month_of(report), first[report.customer_id, report.period_start].label):
                 yield f"{report} belongs to {month_of(report)}"
         files = {month: self._file(month) for month in self.taken}
         seen = [subject for file in files.values() for subject in file]

@@ -28,9 +28,10 @@ from ratelimits.models import (
     Plan,
     ShardState,
 )
+from ratelimits.models.accounts.named import named_now
 from ratelimits.models.customers import waiting_text
 from ratelimits.models.ledger import moment
-from ratelimits.models.periods import timelines
+from ratelimits.models.periods import timelines_of
 from ratelimits.reports.closing.close import finalise
 from tests.reference.amounts import SECOND
 from tests.reference.customers import Books, Use
@@ -294,6 +295,8 @@ class History:
             if since >= most:
                 self.found.append(f"{text} could not be moved to {since}: {error}")
             return
+        if moved._state.adding:  # The customer has the text already, and all usage that can be moved.
+            return
         if since < least:
             self.found.append(f"{text} was moved to {since}, although usage until {least} is on a report")
         former = self.books.now(text)
@@ -368,7 +371,8 @@ class History:
         """Return the app's periods of a customer at some moments from its first frozen period until now."""
         if not texts or (moments is None and self.draw.random() < 0.8):
             return {}
-        timeline = timelines("default", texts[:1])[texts[0]].newest
+        (customer,) = named_now("default", texts[:1]).values()
+        timeline = timelines_of("default", [customer])[customer.token]
         if moments is None:
             first = timeline.frozen[0].start if timeline.frozen else now
             moments = [first + (now - first) * part // 20 for part in range(21)] if timeline.frozen else []

@@ -15,8 +15,8 @@ from django.db.models import Sum
 
 from ratelimits.customers.counting import count_again
 from ratelimits.models import FrozenPeriod, Name, PeriodUsage, Report, ReportLine, ShardState
-from ratelimits.models.customers import spans_of
-from ratelimits.models.periods import timelines
+from ratelimits.models.accounts.named import named_now
+from ratelimits.models.periods import timelines_of
 from ratelimits.reports.exports import FORMATS
 from ratelimits.reports.rows import FINAL
 from ratelimits.reports.statements import statements
@@ -92,8 +92,9 @@ class Comparison:
                 for (since, customer), until in zip(names, [*(at for at, _c in names[1:]), None], strict=True)
                 if customer == present and other in rows
             }
-            if set(map(tuple, spans_of("default", text))) != own:
-                yield f"people see {spans_of('default', text)} under {text}, and not {own}"
+            seen = named_now("default", [text])[text].names
+            if set(map(tuple, seen)) != own:
+                yield f"people see {seen} under {text}, and not {own}"
 
     def periods(self) -> Iterator[str]:
         """Compare the frozen periods. Each quarter of an hour is in one period, and neighbours touch."""
@@ -109,16 +110,19 @@ class Comparison:
         first = int(FIRST.timestamp()) * SECOND - 60 * DAY
         last = self.history.now
         texts = [text for text in self.books.names if text in self._known_texts()]
-        for text, dated in timelines("default", texts).items():
-            periods = dated.newest.between(first, last)
+        customers = named_now("default", texts)
+        timelines = timelines_of("default", customers.values())
+        for text, one in customers.items():
+            timeline = timelines[one.token]
+            periods = timeline.between(first, last)
             model = self.books.customers[self.books.now(text)].periods
             if not all(one.end == other.start for one, other in pairwise(periods)):
                 yield f"the periods of {text} do not touch: {periods}"
             for period in periods:
                 self.counts["periods"] += 1
                 for at in (period.start, (period.start + period.end) // 2, period.end - 1):
-                    if dated.newest.at(at) != period or model.period(at) != (period.start, period.end):
-                        yield f"{text} at {at}: {dated.newest.at(at)} and {period}, and not {model.period(at)}"
+                    if timeline.at(at) != period or model.period(at) != (period.start, period.end):
+                        yield f"{text} at {at}: {timeline.at(at)} and {period}, and not {model.period(at)}"
 
     def _known_texts(self) -> set[str]:
         return set(Name.objects.values_list("identifier", flat=True))

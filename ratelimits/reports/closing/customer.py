@@ -1,15 +1,15 @@
-"""Close one account: find the billing periods whose usage is complete, and write their reports.
+"""Close one customer: find the billing periods whose usage is complete, and write their reports.
 
 A report has versions: each correction adds a version. Late usage is usage that arrives after its period was closed. A
 lost reply is a reply of Redis that did not arrive: nobody knows whether Redis has counted the request. An allowance has
-the quantities that the plan includes in a period, and the units that are used so far. If an account was renamed in a
-period, it has several names in this period, and each name has its own report.
+the quantities that the plan includes in a period, and the units that are used so far. A report has the usage of all
+account texts while they named the customer.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain as chained
 from typing import Any
 
@@ -18,6 +18,7 @@ from django.utils.translation import gettext as _
 from ratelimits.algorithms.billing_periods import Period
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment, Report, ReportLine
+from ratelimits.models.accounts.named import NamedCustomer
 from ratelimits.models.ledger.sums import MAX_TOTAL, ExactSum
 from ratelimits.reports import amounts, signing
 from ratelimits.reports.adjusting import check_sizes
@@ -29,12 +30,11 @@ from ratelimits.reports.build import (
     gap_line,
     usage_lines,
 )
-from ratelimits.reports.closing.account_periods import AccountPeriods
 from ratelimits.reports.closing.closing_data import ClosingData
 from ratelimits.reports.closing.completeness import incomplete_because
+from ratelimits.reports.closing.customer_periods import CustomerPeriods
 from ratelimits.reports.closing.late_gaps import says_more
 from ratelimits.reports.closing.writing import ReportWriter
-from ratelimits.reports.included import Included
 from ratelimits.reports.lost_replies import KeyAndMeter
 from ratelimits.reports.periods import SECOND, iso
 from ratelimits.reports.rows import VERSION
@@ -49,7 +49,7 @@ class TooLargeError(ValueError):
 
 
 class Closing:
-    """Closes one account at `now` (µs since 1970 UTC). To write reports, the account's shards must be locked.
+    """Closes one customer at `now` (µs since 1970 UTC). To write reports, the customer's shards must be locked.
 
     `with_new_gaps` are the starts of closed periods for which a gap was declared or changed after the closing. `writer`
     collects the reports until its `flush` writes them to the database.
@@ -58,20 +58,20 @@ class Closing:
     def __init__(
         self,
         data: ClosingData,
-        account: str,
+        customer: NamedCustomer,
         shards: list[int],
         now: int,
         with_new_gaps: Collection[int] = frozenset(),
         writer: ReportWriter | None = None,
     ) -> None:
-        self._data, self._using, self.account, self._now = data, data.using, account, now
+        self._data, self._using, self.customer, self._now = data, data.using, customer, now
         self._writer = ReportWriter(data.using) if writer is None else writer
         self._states = [data.states[shard] for shard in sorted(shards) if shard in data.states]
-        self._usage = data.usage(account)
-        self._reports = list(data.reports(account))
+        self._usage = data.usage(customer)
+        self._reports = list(data.reports(customer))
         self._with_new_gaps = with_new_gaps
         self._batch_may_be_missing = False
-        self.periods = AccountPeriods(data, account)
+        self.periods = CustomerPeriods(data, customer)
         #: The position of the last tallied batch of each shard. New reports contain the usage up to these positions.
         self.chain = {str(state.shard): state.tallied for state in self._states}
 
@@ -80,7 +80,7 @@ class Closing:
 
         With `only`, write no new versions, and close only the periods that start at these moments (µs since 1970 UTC).
         """
-        check_sizes(self._data.adjustments(self.account))
+        check_sizes(self._data.adjustments(self.customer))
         closed = (period for period in self.periods.periods if self.periods.is_closed(period))
         # The closed periods with late usage that is not on a report yet, by their starts.
         late = {period.start: period for period in closed if self._has_late_usage(period) and not self._is_full(period)}
@@ -109,11 +109,10 @@ class Closing:
         """Return whether late usage of a closed period goes into a new version of its report.
 
         With LATE_USAGE "period", late usage normally goes into the report of a later period. A new version is needed
-        only in two cases. In the first case, the account had another name in the closed period. In the second case,
-        perhaps no later report will ever be written: the account has no later open period, and its next period is over,
-        without usage.
+        only if perhaps no later report will ever be written: the customer has no later open period, and its next period
+        is over, without usage.
         """
-        if conf.LATE_USAGE == "version" or self._included(period.start, period.end).names:
+        if conf.LATE_USAGE == "version":
             return True
         if any(other.start > period.start for other in self.periods.open()):
             return False
@@ -140,7 +139,7 @@ class Closing:
 
     @property
     def quarantined(self) -> list[int]:
-        """Return the account's shards that have an unresolved quarantined batch."""
+        """Return the customer's shards that have an unresolved quarantined batch."""
         return [state.shard for state in self._states if state.frozen]
 
     def obstacle(self, period: Period) -> str:
@@ -165,7 +164,7 @@ class Closing:
         return any(usage.is_full and usage.period * SECOND == period.start for usage in self._usage)
 
     def check(self, period: Period) -> None:
-        """Raise ValueError for an invalid price of the period or an invalid adjustment of the account.
+        """Raise ValueError for an invalid price of the period or an invalid adjustment of the customer.
 
         Raise TooLargeError if the period has more usage than a report can state.
         """
@@ -175,8 +174,8 @@ class Closing:
                 " it by hand, from the lines of the ledger"
             )
             raise TooLargeError(text % {"most": f"{MAX_TOTAL:,}"})
-        self.plan_prices(period.start, period.end)
-        check_sizes(self._data.adjustments(self.account))
+        self._prices_at_end(period)
+        check_sizes(self._data.adjustments(self.customer))
 
     def _chain_head(self) -> str:
         """Return one digest for the ledger's chains, up to the positions in `self.chain`.
@@ -200,31 +199,6 @@ class Closing:
         self._writer.flush()
         return report
 
-    def _included(self, start: int, end: int) -> Included:
-        return self._data.included(self.account, start, end)
-
-    def _used_by(self, other_names: Iterable[str], start: int, end: int, after_pk: int = 0) -> Counter[str]:
-        """Return the included units that the account's other names have used, by meter.
-
-        Only reports with a primary key above `after_pk` are read.
-        """
-        self._writer.flush()
-        lines = ReportLine.objects.using(self._using).filter(report__account__in=other_names, report__gt=after_pk)
-        lines = lines.filter(usage_period__gte=start // SECOND, usage_period__lt=end // SECOND)
-        return Counter(dict(lines.values_list("meter").order_by().annotate(ExactSum("included_quantity"))))
-
-    def _not_used_by_other_names(
-        self, included: Mapping[str, int], period: Period, after_pk: int = 0
-    ) -> dict[str, int]:
-        """Return these included quantities minus the units that the account's other names have used.
-
-        Only units on reports with a primary key above `after_pk` are subtracted. If `included` comes from a report,
-        `after_pk` is the primary key of this report, because units on earlier reports were subtracted before.
-        """
-        shared = self._included(period.start, period.end).shared
-        used = self._used_by(shared, period.start, period.end, after_pk) if shared else Counter()
-        return {meter: quantity - used[meter] for meter, quantity in included.items()}
-
     def _versions(self, start: int) -> list[Report]:
         """Return the versions of a period's report, oldest first."""
         versions = (report for report in self._reports if report.period_start == start)
@@ -234,7 +208,7 @@ class Closing:
         """Return whether a closed period has gaps or lost replies that its report does not contain."""
         versions = self._versions(start)
         shards = [state.shard for state in self._states]
-        gaps = self._data.gaps(self.account, shards, start, versions[-1].period_end)
+        gaps = self._data.gaps(self.customer, shards, start, versions[-1].period_end)
         return says_more(versions[-1].gaps, gaps) or bool(self._late_lost_replies(versions))
 
     def _late_lost_replies(self, versions: list[Report]) -> Counter[KeyAndMeter]:
@@ -244,7 +218,7 @@ class Closing:
         sums = lines.values_list("key", "meter").annotate(ExactSum("unknown_count"))
         reported = Counter({(key, meter): count for key, meter, count in sums})
         first = versions[0]
-        lost: Counter[KeyAndMeter] = self._data.lost_replies(self.account, first.period_start, first.period_end)
+        lost: Counter[KeyAndMeter] = self._data.lost_replies(self.customer, first.period_start, first.period_end)
         return lost - reported
 
     def _reported_until(self, start: int) -> Positions:
@@ -265,28 +239,26 @@ class Closing:
         If `plan` is None, lines with this allowance show the plan of the new report.
         """
         self._writer.flush()
-        allowance = allowance_with_reported_units(self._using, self.account, period.start, included)
+        allowance = allowance_with_reported_units(self._using, self.customer.token, period.start, included)
         allowance.plan = plan
         return allowance
 
     def allowance_after_reports(self, period: Period) -> Allowance:
         """Return the allowance of a closed period, with the units that its reports contain."""
-        newest = self._versions(period.start)[-1]
-        assert newest.pk is not None
-        return self._allowance(period, self._not_used_by_other_names(newest.included, period, newest.pk))
+        return self._allowance(period, self._versions(period.start)[-1].included)
 
     def _first_version(self, period: Period, adjustments: list[Adjustment], late_periods: list[Period]) -> Report:
         """Write the first report of a billing period. The report also gets the late usage of `late_periods`."""
         report = self._report(period, 1, [period, *late_periods])
-        included = self._included(period.start, period.end)
-        report.plan, report.included = included.plan, self._not_used_by_other_names(included.included, period)
-        report.prices = self._prices(report, [period, *late_periods], sorted(included.names))
+        included = self._data.included(self.customer, period)
+        report.plan, report.included = included.plan, dict(included.included)
+        report.prices = self._prices(report, [period, *late_periods], self._prices_at_end(period))
         allowances = {period.start: Allowance(report.included)}
         for late in late_periods:
             before = self._versions(late.start)[-1]
             allowances[late.start] = self._allowance(late, before.included, before.plan)
-        lost = self._data.lost_replies(self.account, period.start, period.end)
-        groups = self._data.limits.of(self._groups([period, *late_periods], report.since))
+        lost = self._data.lost_replies(self.customer, period.start, period.end)
+        groups = self._data.limits.of(self._groups([period, *late_periods], report.since), self.customer)
         lines = usage_lines(report, groups, self._data.rules, allowances, lost)
         return self._write(report, lines, adjustments, allowances[period.start])
 
@@ -296,13 +268,11 @@ class Closing:
         before = versions[-1]
         late_periods = [period] if with_late_usage else []
         report = self._report(period, before.version + 1, late_periods)
-        assert before.pk is not None
-        report.plan, report.previous_digest = before.plan, before.digest
-        report.included = self._not_used_by_other_names(before.included, period, before.pk)
-        report.prices = self._prices(report, [period], before.prices.get("names", ()))
+        report.plan, report.included, report.previous_digest = before.plan, before.included, before.digest
+        report.prices = self._prices(report, [period], {})
         allowances = {period.start: self._allowance(period, report.included)}
         lost = self._late_lost_replies(versions)
-        groups = self._data.limits.of(self._groups(late_periods, report.since))
+        groups = self._data.limits.of(self._groups(late_periods, report.since), self.customer)
         lines = usage_lines(report, groups, self._data.rules, allowances, lost)
         if not (with_late_usage or lost or adjustments):
             lines = iter([gap_line(report)])
@@ -311,7 +281,7 @@ class Closing:
     def _groups(self, periods: list[Period], since: Mapping[str, Positions]) -> Iterator[Group]:
         """Return the groups of ledger lines of these billing periods that are not on a report yet."""
         return chained.from_iterable(
-            self._data.groups(self.account, period, since[str(period.start // SECOND)], self.chain)
+            self._data.groups(self.customer, period, since[str(period.start // SECOND)], self.chain)
             for period in sorted(periods)
         )
 
@@ -319,8 +289,8 @@ class Closing:
         """Return an unsaved report version. Its lines will have the new usage of the billing periods `periods`."""
         shards = [state.shard for state in self._states]
         return Report(
-            customer=self._data.customer_of(self.account, period),
-            account=self.account,
+            customer_id=self.customer.token,
+            account=self.customer.account,
             period_start=period.start,
             period_end=period.end,
             timezone=period.timezone,
@@ -330,45 +300,31 @@ class Closing:
             chain=self.chain,
             chain_head=self._chain_head(),
             columns_version=VERSION,
-            gaps=self._data.gaps(self.account, shards, period.start, period.end),
+            gaps=self._data.gaps(self.customer, shards, period.start, period.end),
         )
 
-    def _prices(self, report: Report, periods: list[Period], other_names: Sequence[str]) -> dict[str, Any]:
+    def _prices(self, report: Report, periods: list[Period], at_end: RecordedPrices) -> dict[str, Any]:
         """Return the prices for the report's lines; {} if there are none.
 
-        The usage of the lines belongs to the billing periods `periods`. The account had `other_names` in the
-        report's period.
+        The usage of the lines belongs to the billing periods `periods`. `at_end` are the prices at the end of the
+        report's period, for its first version.
         """
-        prices_at_end = self.plan_prices(report.period_start, report.period_end) if report.version == 1 else {}
-        records = amounts.recorded_prices(
-            report,
-            self._priced_before(other_names),
-            {str(period.start // SECOND) for period in periods},
-            prices_at_end,
-        )
-        if not records:
-            return {}
-        prices = {"account_name": self._data.account_name(self.account), "periods": records}
-        return prices | ({"names": list(other_names)} if other_names else {})
+        starts = {str(period.start // SECOND) for period in periods}
+        records = amounts.recorded_prices(report, self._reports, starts, at_end)
+        return {"account_name": self._data.account_name(self.customer), "periods": records} if records else {}
 
-    def _priced_before(self, other_names: Sequence[str]) -> list[Report]:
-        """Return the earlier reports, of the account and its other names, that a new version's price depends on."""
-        if other_names:
-            self._writer.flush()
-        return amounts.reports_that_share_prices(self._using, self._reports, self.account, other_names)
-
-    def plan_prices(self, start: int, end: int) -> RecordedPrices:
-        """Return the prices of the account's plan in a billing period; {} if there are none.
+    def _prices_at_end(self, period: Period) -> RecordedPrices:
+        """Return the prices of the customer's plan at the end of a billing period; {} if there are none.
 
         Raise ValueError for an invalid price.
         """
-        return self._data.prices.of(*self._included(start, end).price_source)
+        return self._data.prices.of(*self._data.included(self.customer, period).price_source)
 
     def _write(
         self, report: Report, usage: Iterator[ReportLine], adjustments: list[Adjustment], allowance: Allowance
     ) -> Report:
         """Write a report with these lines and the lines of its adjustments, and return it."""
         lines = chained(usage, (adjustment_line(report, adjustment, allowance) for adjustment in adjustments))
-        self._writer.write(report, lines, adjustments, self._priced_before(report.prices.get("names", ())))
+        self._writer.write(report, lines, adjustments, self._reports)
         self._reports.append(report)
         return report

@@ -241,22 +241,6 @@ def _forget_other_names(
         Tombstone.objects.using(edit.using).bulk_create(name.tombstone(edit) for name in (*own, *others))
 
 
-def holding(using: str, texts: Collection[str]) -> dict[str, str]:
-    """Return the account text whose row says the plan and the terms of each text. Leave out texts that stand alone.
-
-    A customer with several texts can have several rows. The oldest row holds for all of its texts.
-    """
-    names = other_names(using, texts)
-    if not names:
-        return {}
-    own = Name.objects.using(using).filter(identifier__in=texts, until=None)
-    customers = dict(own.values_list("identifier", "customer"))
-    customer_of = customers | {name.identifier: name.customer_id for name in names}
-    rows = Account.objects.using(using).filter(identifier__in=customer_of).order_by("-pk")
-    oldest = {customer_of[identifier]: identifier for identifier in rows.values_list("identifier", flat=True)}
-    return {text: oldest[customer] for text, customer in customers.items() if customer in oldest}
-
-
 class PlanMembership(Versioned):
     """The plan of a key for some time. A key can have several plans, one after another."""
 

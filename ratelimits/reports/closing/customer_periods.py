@@ -1,4 +1,4 @@
-"""Find the billing periods of one account that have usage, adjustments or a report."""
+"""Find the billing periods of one customer that have usage, adjustments or a report."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from django.utils.translation import gettext as _
 
 from ratelimits.algorithms.billing_periods import Period
 from ratelimits.models import Adjustment
+from ratelimits.models.accounts.named import NamedCustomer
 from ratelimits.models.ledger import when
 from ratelimits.reports.adjusting import start_of
 from ratelimits.reports.closing.closing_data import ClosingData
@@ -19,13 +20,13 @@ class MissingPeriodError(ValueError):
     """Raised if a frozen period is missing: raw SQL has deleted or changed its row."""
 
 
-class AccountPeriods:
-    """The billing periods of an account. `bins` are bins with usage (s since 1970 UTC) that are perhaps not tallied."""
+class CustomerPeriods:
+    """The billing periods of a customer. `bins` are bins with usage (s since 1970 UTC) that are perhaps not tallied."""
 
-    def __init__(self, data: ClosingData, account: str, bins: Collection[int] = ()) -> None:
-        self._data, self._account, self._bins = data, account, bins
-        self._timeline = data.timeline(account)
-        reports = (report for report in data.reports(account) if report.version == 1)
+    def __init__(self, data: ClosingData, customer: NamedCustomer, bins: Collection[int] = ()) -> None:
+        self._data, self._customer, self._bins = data, customer, bins
+        self._timeline = data.timeline(customer)
+        reports = (report for report in data.reports(customer) if report.version == 1)
         #: The periods with a report, by their starts (µs).
         self._closed = {
             report.period_start: Period(report.period_start, report.period_end, report.timezone, report.label)
@@ -38,8 +39,8 @@ class AccountPeriods:
 
         Raise MissingPeriodError if usage was tallied in a period that is not frozen.
         """
-        frozen = self._timeline.frozen | self._closed
-        starts = {usage.period * SECOND for usage in self._data.usage(self._account)}
+        frozen = {period.start: period for period in self._timeline.frozen} | self._closed
+        starts = {usage.period * SECOND for usage in self._data.usage(self._customer)}
         if missing := starts - frozen.keys():
             text = _(
                 "its usage belongs to the billing period from %(start)s, which is not in the table of billing periods:"
@@ -47,7 +48,7 @@ class AccountPeriods:
             )
             raise MissingPeriodError(text % {"start": when(min(missing))})
         moments = [bin_ * SECOND for bin_ in self._bins]
-        moments += [start_of(adjustment) for adjustment in self._data.adjustments(self._account)]
+        moments += [start_of(adjustment) for adjustment in self._data.adjustments(self._customer)]
         named = {period.start: period for period in map(self.at, moments)}
         found = named | {start: frozen[start] for start in starts} | self._closed
         return sorted(found.values())
@@ -61,7 +62,7 @@ class AccountPeriods:
         return [period for period in self.periods if not self.is_closed(period)]
 
     def at(self, moment: int) -> Period:
-        """Return the account's billing period at a moment (µs since 1970 UTC), even if it has no usage."""
+        """Return the customer's billing period at a moment (µs since 1970 UTC), even if it has no usage."""
         period = self._timeline.at(moment)
         return self._closed.get(period.start, period)
 
@@ -71,10 +72,10 @@ class AccountPeriods:
 
     def adjustments(self, period: Period) -> list[Adjustment]:
         """Return the adjustments of a billing period that are not on a report yet."""
-        adjustments = self._data.adjustments(self._account)
+        adjustments = self._data.adjustments(self._customer)
         return [adjustment for adjustment in adjustments if self.at(start_of(adjustment)).start == period.start]
 
     def oldest_open_start(self) -> int:
         """Return the start (µs) of the oldest period with usage that no report covers; 0 if there is none."""
-        usage = self._data.usage(self._account)
+        usage = self._data.usage(self._customer)
         return min((row.period * SECOND for row in usage if row.covered is None), default=0)

@@ -1,0 +1,154 @@
+"""Customers with their names, as bills know them: whose usage a report states, and under which text.
+
+`named` finds customers, and `named_now` those whom account texts name now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from ratelimits.models.accounts import Account
+from ratelimits.models.customers import WAITING, Customer, Name, NameSpan, is_waiting, unsaved_token
+
+#: Maximum number of customers or texts in one query.
+_CHUNK = 500
+_SECOND = 1_000_000
+
+
+class TextSpan(NamedTuple):
+    """An account text, and the span in which its usage belongs to a customer (µs since 1970 UTC; without the end)."""
+
+    text: str
+    start: int
+    end: int
+
+
+class NamedCustomer(NamedTuple):
+    """A customer and its names.
+
+    account  the text on its reports: that of its row in the table of accounts, or else its newest name; if no text
+             names the customer now, the last one that did
+    token    the token of the customer
+    pk       its primary key; None if usage of the text is not tallied yet, so that the customer does not exist yet
+    names    all its names, oldest first
+    """
+
+    account: str
+    token: str
+    pk: int | None
+    names: tuple[NameSpan, ...]
+
+    @property
+    def present(self) -> list[str]:
+        """Return the texts that name the customer now; the text of its waiting rows if there are none."""
+        return [name.text for name in self.names if name.until is None] or [f"{WAITING}{self.token}"]
+
+    @property
+    def billed_account(self) -> str:
+        """Return the account under which billing systems know the customer; "" if no text names the customer now.
+
+        The last text that did perhaps names another customer, who must not pay.
+        """
+        return self.account if any(name.until is None for name in self.names) else ""
+
+    @property
+    def texts(self) -> set[str]:
+        """Return the texts that rows about the customer have ever had in the table of accounts."""
+        texts = {name.text for name in self.names}
+        return texts if self.was_always(0) else {*texts, f"{WAITING}{self.token}"}
+
+    def was_always(self, since: int) -> bool:
+        """Return whether the customer has had its present texts, and no others, since a moment (s since 1970 UTC)."""
+        return bool(self.names) and all(name.since <= since and name.until is None for name in self.names)
+
+    def texts_at(self, at: int) -> list[str]:
+        """Return the texts that name the customer at a moment (µs since 1970 UTC), as `present` does."""
+        found = [span.text for span in self.spans(at, at + 1)]
+        return found or [f"{WAITING}{self.token}"]
+
+    def spans(self, start: int, end: int) -> list[TextSpan]:
+        """Return the texts that name the customer between two moments (µs since 1970 UTC), each with its span."""
+        spans = (
+            TextSpan(
+                name.text,
+                max(start, name.since * _SECOND),
+                end if name.until is None else min(end, name.until * _SECOND),
+            )
+            for name in self.names
+        )
+        return [span for span in spans if span.start < span.end]
+
+    def only_text(self, start: int, end: int) -> str | None:
+        """Return the only text that names the customer between two moments; None if there are several, or a hole."""
+        spans = self.spans(start, end)
+        return spans[0].text if len(spans) == 1 and spans[0][1:] == (start, end) else None
+
+
+def named(using: str, pks: Iterable[int], texts: Iterable[str] = ()) -> list[NamedCustomer]:
+    """Return the customers with these primary keys, sorted by account and token.
+
+    For each of `texts`, which must name nobody yet, also return the customer that the tally will make.
+    """
+    found = [customer for chunk in _chunks(pks) for customer in _read(using, pk__in=chunk)]
+    found += [NamedCustomer(text, unsaved_token(text), None, (NameSpan(text, 0, None),)) for text in texts]
+    return sorted(found)
+
+
+def named_now(using: str, texts: Collection[str]) -> dict[str, NamedCustomer]:
+    """Return the customer whom each account text names now. A text of waiting rows stands for its customer too."""
+    pks: dict[str, int] = {}
+    for chunk in _chunks(set(texts)):
+        names = Name.objects.using(using).filter(identifier__in=chunk, until=None)
+        pks |= dict(names.values_list("identifier", "customer"))
+        if tokens := [text.removeprefix(WAITING) for text in chunk if is_waiting(text)]:
+            waiting = Customer.objects.using(using).filter(token__in=tokens).values_list("token", "pk")
+            pks |= {f"{WAITING}{token}": pk for token, pk in waiting}
+    by_pk = {customer.pk: customer for customer in named(using, set(pks.values()))}
+    nameless = {customer.account: customer for customer in named(using, (), set(texts) - pks.keys())}
+    return nameless | {text: by_pk[pk] for text, pk in pks.items()}
+
+
+def of_tokens(using: str, tokens: Iterable[str]) -> dict[str, NamedCustomer]:
+    """Return the customers with these tokens. For a token that no customer has, return a customer without names."""
+    wanted = set(tokens)
+    found = {token: NamedCustomer(f"{WAITING}{token}", token, None, ()) for token in wanted}
+    for chunk in _chunks(wanted):
+        found |= {customer.token: customer for customer in _read(using, token__in=chunk)}
+    return found
+
+
+def billed_accounts(using: str) -> dict[str, str]:
+    """Return the accounts under which billing systems know the customers whose texts have changed, by token."""
+    moved = Name.objects.using(using).exclude(until=None).order_by().values_list("customer", flat=True)
+    return {customer.token: customer.billed_account for customer in named(using, set(moved))}
+
+
+def _chunks(items: Iterable[Any]) -> Iterator[list[Any]]:
+    all_items = sorted(items)
+    return (all_items[first : first + _CHUNK] for first in range(0, len(all_items), _CHUNK))
+
+
+def _read(using: str, **filters: Any) -> Iterator[NamedCustomer]:
+    tokens = dict(Customer.objects.using(using).filter(**filters).values_list("pk", "token"))
+    names: dict[int, list[NameSpan]] = {pk: [] for pk in tokens}
+    rows = Name.objects.using(using).filter(customer__in=list(tokens)).order_by("since", "identifier")
+    for pk, text, since, until in rows.values_list("customer", "identifier", "since", "until"):
+        names[pk].append(NameSpan(text, since, until))
+    # Only a customer with several texts can have several rows.
+    several = {name.text for group in names.values() if len(group) > 1 for name in group if name.until is None}
+    accounts = Account.objects.using(using).filter(identifier__in=several) if several else Account.objects.none()
+    with_row = {text: pk for pk, text in accounts.values_list("pk", "identifier")}
+    for pk, token in tokens.items():
+        yield NamedCustomer(_account(names[pk], with_row, token), token, pk, tuple(names[pk]))
+
+
+def _account(names: list[NameSpan], with_row: dict[str, int], token: str) -> str:
+    present = [name for name in names if name.until is None]
+    # The oldest row in the table of accounts holds for all texts of the customer.
+    if rows := [(with_row[name.text], name.text) for name in present if name.text in with_row]:
+        return min(rows)[1]
+    if present:
+        newest = max(name.since for name in present)
+        return min(name.text for name in present if name.since == newest)
+    return max(names, key=lambda name: name.until or 0).text if names else f"{WAITING}{token}"
