@@ -32,6 +32,8 @@ STEPS = (
     "compact:written",
     "compact:committed",
 )
+#: Those of tallying alone.
+TALLY_STEPS = tuple(step for step in STEPS if step.startswith("tally:"))
 #: The steps of closing a billing period.
 CLOSE_STEPS = (
     "close:locked",

@@ -44,6 +44,7 @@ SLOW = (
     "background/test_threads.py",
     "checks/test_every_setting.py",
     "chaos",
+    "customers/test_move_crashes.py",
     "embedded/test_shared.py",
     "end_to_end",
     "engine/test_agreement.py",
