@@ -72,8 +72,6 @@ def move(
         assert planned.former is not None
         if seen and planned.digest != seen:
             raise ChangedMeanwhileError
-        if customer is not None and planned.changes_nothing:
-            return Move(text=text, former=planned.former, customer=customer, since=planned.since)
         if planned.since > planned.asked and by is None:
             raise NotMovedError(
                 _(
@@ -82,6 +80,8 @@ def move(
                 )
                 % {"text": text, "closed": shown(planned.since)}
             )
+        if customer is not None and planned.changes_nothing:
+            return Move(text=text, former=planned.former, customer=customer, since=planned.since)
         made = Move(text=text, kind=planned.kind, former=planned.former, since=planned.since, by=by)
         made.customer = customer or Customer.objects.using(using).create()
         made.reason = reason[:MAX_REASON]

@@ -301,7 +301,8 @@ class History:
             self.found.append(f"{text} was moved to {since}, although usage until {least} is on a report")
         former = self.books.now(text)
         customer = self.books.move(text, to, since, self.now)
-        for known, row in ((former, moved.former), (customer, moved.customer)):
+        # A text that was the customer's already has another former customer, or none.
+        for known, row in ((former, moved.former), (customer, moved.customer))[former == customer :]:
             assert row.pk is not None
             if self.pks.setdefault(known, row.pk) != row.pk:
                 self.found.append(f"{text} was of customer {row.pk}, and not of {self.pks[known]}")
