@@ -162,6 +162,7 @@ class AccountAdmin(MovesNames, InspectedAdmin, RowFiles, RowSuggestions, AsksAbo
     list_filter = ["plan"]
     list_select_related = ["plan"]
     search_fields = ["identifier", "name"]
+    search_help_text = _("Search for a part of an identifier or of a name, or for the token of a customer.")
     autocomplete_fields = ["plan", "next_plan"]
     fields = ["identifier", "customer", "name", "plan", "next_plan", "next_plan_from", "timezone", "billing_anchor"]
     readonly_fields = ["next_plan_from", "customer"]

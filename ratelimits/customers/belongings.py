@@ -17,6 +17,8 @@ from ratelimits.models import Access, Account, AlertChannel, Customer, KeyOverri
 from ratelimits.models.customers import waiting_text
 from ratelimits.models.history import because
 
+#: The reason with which histories record what a move changes.
+MOVED = "the account text was moved to another customer"
 #: The models whose rows name an account by its key, each with the column of the key, and further columns: two rows with
 #: the same values in these columns must not be in force at the same time.
 _KEYED: tuple[tuple[Any, str, tuple[str, ...]], ...] = ((KeyOverride, "key", ("rule",)), (Access, "target", ()))
@@ -31,7 +33,7 @@ def hand_over(using: str, text: str, former: Customer, customer: Customer) -> No
 
     Call this in the edit that gives the text to the customer, after the names are written.
     """
-    with because("the account text was moved to another customer"):
+    with because(MOVED):
         _take_away(using, text, former)
         _bring(using, text, customer)
 
@@ -73,7 +75,7 @@ def hand_over_account(using: str, text: str, former: Customer, customer: Custome
     The text keeps its row, because rows of the project may refer to it. Call this in an edit, after `hand_over`. If
     neither has such a row, there is nothing to do (see `has_account`).
     """
-    with because("the account text was moved to another customer"):
+    with because(MOVED):
         own = Account.objects.using(using).filter(identifier=text).first()
         if own is not None:
             to = _other_text(using, text, former) or waiting_text(former)

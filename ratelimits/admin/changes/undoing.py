@@ -17,6 +17,7 @@ from django.utils.translation import gettext as _
 from ratelimits.admin.audited import ReasonForm, recorded_user
 from ratelimits.admin.changes.rows import ChangedRow, audited_models, changed_rows
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed
+from ratelimits.customers.belongings import MOVED
 from ratelimits.models import Change
 from ratelimits.models.versions import editing
 
@@ -58,8 +59,12 @@ def _answer(request: HttpRequest, page: Any, history_id: int, form: ReasonForm) 
     if change.kind == "-" and not page.has_add_permission(request):
         raise PermissionDenied
     name = f"{page.admin_site.name}:ratelimits_{page.model._meta.model_name}"
-    if not change.is_newest:
+    is_of_move = change.record.history_change_reason == MOVED
+    if is_of_move or not change.is_newest:
         text = _("The row was changed again after this change. Choose one of its former states.")
+        if is_of_move:
+            # Undone by itself, the change would give what is one customer's to the other one.
+            text = _("This came with a move of an account text: move the text back.")
         messages.warning(request, text)
         return HttpResponseRedirect(reverse(f"{name}_history", args=[former.id])), False
     row = former.instance

@@ -11,7 +11,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.widgets import AdminSplitDateTime
 from django.core.exceptions import PermissionDenied
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -31,7 +31,7 @@ from ratelimits.customers.move import MAX_REASON, ChangedMeanwhileError, move
 from ratelimits.customers.planning import NotMovedError, Planned, find_customer, plan, shown
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models import Account, Customer, Move, Name
-from ratelimits.models.customers import is_waiting, waiting_token
+from ratelimits.models.customers import WAITING, is_waiting, waiting_token
 from ratelimits.moments.columns import LocalSplitDateTimeInput
 
 if TYPE_CHECKING:
@@ -234,6 +234,18 @@ class MovesNames(_Base):
         if not self.has_change_permission(request):
             raise PermissionDenied
         return MoveView(self.admin_site, self.log_change).page(request)
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Return the accounts that fit the search. The token of a customer finds the accounts of this customer."""
+        found, may_repeat = super().get_search_results(request, queryset, search_term)
+        token = search_term.strip().lower()
+        if is_waiting(f"{WAITING}{token}"):
+            names = Name.objects.using(conf.DATABASE).filter(customer__token=token, until=None)
+            texts = [f"{WAITING}{token}", *names.values_list("identifier", flat=True)]
+            found |= queryset.filter(identifier__in=texts)
+        return found, may_repeat
 
     def delete_model(self, request: HttpRequest, obj: Account) -> None:
         """Delete the account, and say that its customer keeps its text."""

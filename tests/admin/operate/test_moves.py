@@ -11,7 +11,7 @@ from django.test import Client
 
 from ratelimits.customers.move import move
 from ratelimits.customers.planning import next_quarter
-from ratelimits.models import Account, Adjustment, Customer, Move, Name
+from ratelimits.models import Account, Adjustment, Customer, KeyOverride, Move, Name
 from ratelimits.models.customers import make_missing, present, waiting_text
 from tests.admin.test_usage import text, url
 from tests.support.reports.invoices import account, close, spend
@@ -172,6 +172,35 @@ def test_a_customer_without_a_text_gets_one_on_its_page(admin_client: Client) ->
     assert waiting.identifier == "acme-inc"
 
 
+def test_the_accounts_of_a_customer_are_found_by_its_token(admin_client: Client) -> None:
+    account(), account("bolt")
+    first = customer("acme")
+    move("acme-inc", first)
+    Account.objects.create(identifier="acme-inc")
+    waiting = move("bolt").former
+
+    def found(term: str) -> list[str]:
+        rows = admin_client.get(url(Account), {"q": term}).context["cl"].result_list
+        return [row.identifier for row in rows]
+
+    assert found(first.token) == ["acme", "acme-inc"]
+    assert found(waiting.token) == [waiting_text(waiting)]
+    assert found("acme") == ["acme", "acme-inc"]
+
+
+def test_what_came_with_a_move_is_undone_by_moving_back(admin_client: Client) -> None:
+    KeyOverride.objects.create(key="account:acme", rule="limit", capacity=5)
+    make_missing("default", ["acme"])
+    move("acme")
+    record = KeyOverride.history.latest()
+    said = "This came with a move of an account text: move the text back."
+    assert said in text(admin_client.get("/admin/ratelimits/change/"))
+    page = f"/admin/ratelimits/change/undo/keyoverride/{record.history_id}/"
+    for response in (admin_client.get(page, follow=True), admin_client.post(page, {"_confirmed": "1"}, follow=True)):
+        assert said in text(response)
+    assert KeyOverride.objects.get().key == record.key != "account:acme"
+
+
 def test_the_identifier_of_an_account_cannot_be_edited(admin_client: Client) -> None:
     row = account()
     page = url(Account, "change", row.pk)
@@ -188,14 +217,10 @@ def test_a_former_identifier_cannot_be_restored(admin_client: Client) -> None:
     waiting = Account.objects.get(identifier=waiting_text(first))
     move("acme-inc", first)
     assert Account.objects.get(pk=waiting.pk).identifier == "acme-inc"
-    newest, former = Account.history.filter(id=waiting.pk).order_by("-history_id")[:2]
-    response = admin_client.post(f"/admin/ratelimits/change/undo/account/{newest.history_id}/", {"_confirmed": "1"})
-    assert response.status_code == 302
-    said = text(admin_client.get(response["Location"]))
-    assert "The identifier of an account cannot be edited. To rename acme-inc" in said
+    _newest, former = Account.history.filter(id=waiting.pk).order_by("-history_id")[:2]
     page = f"/admin/ratelimits/account/{waiting.pk}/history/{former.history_id}/"
     response = admin_client.post(page, {"name": "", "timezone": "UTC"})
-    assert "cannot be edited" in text(response)
+    assert "The identifier of an account cannot be edited. To rename acme-inc" in text(response)
     assert Account.objects.get(pk=waiting.pk).identifier == "acme-inc"
     assert row.pk != waiting.pk
 
