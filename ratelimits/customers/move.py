@@ -9,7 +9,6 @@ customers, and no report changes: usage that is on reports is moved by adjustmen
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from django.db import transaction
@@ -20,11 +19,12 @@ from ratelimits.conf import conf
 from ratelimits.conf.setting_rules import MAX_COST
 from ratelimits.customers.belongings import hand_over, hand_over_account, has_account
 from ratelimits.customers.counting import count_again
-from ratelimits.customers.planning import NotMovedError, Place, Planned, next_quarter, plan, shown
+from ratelimits.customers.planning import NotMovedError, Planned, next_quarter, plan, shown
 from ratelimits.engine.keys import account_shard
 from ratelimits.models import Adjustment, Customer, Move, Name, PeriodUsage, ShardState
 from ratelimits.models.customers import make_missing
 from ratelimits.models.keys import canonical_account
+from ratelimits.models.ledger import moment
 from ratelimits.models.periods import keeping_terms, lock
 from ratelimits.models.versions import editing
 from ratelimits.usage import crash
@@ -54,8 +54,9 @@ def move(
     the text has other customers after `since`, this customer replaces them. If the customer has the text already, do
     nothing, and return an unsaved row. While this runs, no usage of the text is drained or tallied.
 
-    Reports never change. So if a report has usage of the text from after `since`, the text names the customer from the
-    end of the newest such report on, and adjustments move the usage of before. Their author is the user `by`.
+    Reports never change. So if a report has usage of the text or of the customer from after `since`, the text names the
+    customer from the end of the newest such report on, and adjustments move the usage of before. Their author is the
+    user `by`.
 
     `seen` is the digest of the `Planned` that a person has confirmed; "" if nobody was asked.
 
@@ -75,8 +76,8 @@ def move(
         if planned.since > planned.asked and by is None:
             raise NotMovedError(
                 _(
-                    "A report has usage of %(text)s up to %(closed)s: choose this moment or a later one. Or say which"
-                    " user moves it: adjustments of this user then move the usage of before."
+                    "A report has usage of %(text)s or of the customer up to %(closed)s: choose this moment or a later"
+                    " one. Or say which user moves it: adjustments of this user then move the usage of before."
                 )
                 % {"text": text, "closed": shown(planned.since)}
             )
@@ -159,13 +160,19 @@ def _adjust(planned: Planned, made: Move) -> None:
     # Whoever freezes periods of several customers locks them in one order.
     lock(planned.using, {made.customer_id, *(usage.former for usage in planned.adjusted)})
     for usage in planned.adjusted:
-        assert usage.taken_at is not None
-        assert usage.given_at is not None
         reason = f"usage of {usage.period.name} goes with its account text: {made.reason or made.kind}"
-        taken, given = (usage.taken_at, usage.former, -usage.units), (usage.given_at, made.customer_id, usage.units)
-        for place, customer, units in (taken, given):
+        taken, given = (usage.former, usage.period, -usage.units), (made.customer_id, usage.to_period, usage.units)
+        for customer, period, units in (taken, given):
             for quantity in _parts(units):
-                _adjustment(place, customer, usage.meter, quantity, reason, made.by).save(using=planned.using)
+                Adjustment(
+                    account=made.text,
+                    customer_id=customer,
+                    period_start=moment(period.start),
+                    meter=usage.meter,
+                    quantity=quantity,
+                    reason=reason[: Adjustment._meta.get_field("reason").max_length],
+                    author=made.by,
+                ).save(using=planned.using)
 
 
 def _parts(units: int) -> list[int]:
@@ -173,17 +180,3 @@ def _parts(units: int) -> list[int]:
     whole, rest = divmod(abs(units), MAX_COST)
     sign = 1 if units > 0 else -1
     return [sign * part for part in (*[MAX_COST] * whole, rest) if part]
-
-
-def _adjustment(place: Place, customer: int, meter: str, quantity: int, reason: str, author: Any) -> Adjustment:
-    start = datetime.fromtimestamp(place.moment, UTC)
-    length = Adjustment._meta.get_field("reason").max_length
-    return Adjustment(
-        account=place.text,
-        customer_id=customer,
-        period_start=start,
-        meter=meter,
-        quantity=quantity,
-        reason=reason[:length],
-        author=author,
-    )

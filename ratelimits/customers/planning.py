@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from math import inf
 from typing import NamedTuple
 
 from django.db.models import Q
@@ -36,20 +34,11 @@ class NotMovedError(ValueError):
     """Raised if a text cannot be given to a customer as requested; the message says why."""
 
 
-class Place(NamedTuple):
-    """A text, and a moment (s since 1970 UTC) at which it names a customer: an adjustment there is the customer's."""
-
-    text: str
-    moment: int
-
-
-@dataclass(frozen=True, slots=True)
-class MovedUsage:
+class MovedUsage(NamedTuple):
     """Net usage of one meter that goes from a billing period of one customer to a billing period of another.
 
     `former` and `period` are the primary key of the customer who has it now (or NOBODY), and the customer's period.
-    `to_period` is the period in which it will be. If the usage must be moved by adjustments, `taken_at` and `given_at`
-    are the places of the two adjustments; otherwise they are None, and the usage is counted again.
+    `to_period` is the period in which it will be.
     """
 
     meter: str
@@ -57,8 +46,6 @@ class MovedUsage:
     former: int
     period: Period
     to_period: Period
-    taken_at: Place | None = None
-    given_at: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -132,20 +119,11 @@ class Planned:
     @cached_property
     def counted_again(self) -> list[MovedUsage]:
         """Return the usage that the move counts again."""
-        sums: Counter[tuple[Period, int, Period, str]] = Counter()
-        for bin_, meter, units in self._usage(self.since, None):
-            former = self._former_at(bin_)
-            if former != self._pk:
-                period = self._timeline(former).at(bin_ * _SECOND)
-                sums[period, former, self._timeline(self._pk).at(bin_ * _SECOND), meter] += units
-        return [
-            MovedUsage(meter, units, former, period, to_period)
-            for (period, former, to_period, meter), units in sorted(sums.items())
-        ]
+        return self._moved(self.since, None)
 
     @cached_property
     def adjusted(self) -> list[MovedUsage]:
-        """Return the usage that only adjustments can move, because reports have usage of the text up to `since`.
+        """Return the usage that only adjustments can move, because of reports of the text or of the customer.
 
         Raise NotMovedError if adjustments have moved such usage already, or if its ledger lines are archived.
         """
@@ -153,17 +131,18 @@ class Planned:
             return []
         self._refuse_second_adjustment()
         self._refuse_archived()
-        sums: Counter[tuple[Period, int, Period, str, Place, Place]] = Counter()
-        for bin_, meter, units in self._usage(self.asked, self.since):
-            former = self._former_at(bin_)
+        return [usage for usage in self._moved(self.asked, self.since) if usage.units]
+
+    def _moved(self, first: int, end: int | None) -> list[MovedUsage]:
+        """Return the usage of others from `first` on and before `end`, oldest first."""
+        sums: Counter[tuple[Period, int, Period, str]] = Counter()
+        for bin_, meter, units in self._usage(first, end):
+            former, at = self._former_at(bin_), bin_ * _SECOND
             if former != self._pk:
-                period = self._timeline(former).at(bin_ * _SECOND)
-                to_period, given_at = self._given(bin_)
-                sums[period, former, to_period, meter, self._taken_at(bin_, period), given_at] += units
+                sums[self._timeline(former).at(at), former, self._timeline(self._pk).at(at), meter] += units
         return [
-            MovedUsage(meter, units, former, period, to_period, taken_at, given_at)
-            for (period, former, to_period, meter, taken_at, given_at), units in sorted(sums.items())
-            if units
+            MovedUsage(meter, units, former, period, to_period)
+            for (period, former, to_period, meter), units in sorted(sums.items())
         ]
 
     def _former_at(self, bin_: int) -> int:
@@ -185,33 +164,6 @@ class Planned:
     def _timeline(self, customer: int) -> Timeline:
         # A new customer has calendar months in UTC.
         return self._timelines.get(customer) or Timeline()
-
-    def _taken_at(self, bin_: int, period: Period) -> Place:
-        """Return a place in a period of a former customer: the start of the period, if the text named it then."""
-        begun = self.names[bisect_right(self.names, bin_, key=lambda name: name.since) - 1].since
-        return Place(self.text, max(period.start // _SECOND, begun))
-
-    def _given(self, bin_: int) -> tuple[Period, Place]:
-        """Return the period of the customer that gets usage of a bin, and a place in it.
-
-        This is the period that contains the bin, if the customer has a text in it. Otherwise, it is the period in which
-        the customer gets the text.
-        """
-        timeline = self._timeline(self._pk)
-        period = timeline.at(bin_ * _SECOND)
-        for text, since, until in self._spans:
-            begin = max(since, period.start // _SECOND)
-            if begin < min(until, period.end // _SECOND):
-                return period, Place(text, begin)
-        return timeline.at(self.since * _SECOND), Place(self.text, self.since)
-
-    @cached_property
-    def _spans(self) -> list[tuple[str, int, float]]:
-        """Return the texts of the customer, each with the moments since when and until when it is the customer's."""
-        rows = [] if not self._pk else Name.objects.using(self.using).filter(customer=self._pk).order_by("identifier")
-        spans = [(row.identifier, row.since, inf if row.until is None else row.until) for row in rows]
-        # First those that the customer has now.
-        return [*sorted(spans, key=lambda span: span[2] != inf), (self.text, self.since, inf)]
 
     def _refuse_second_adjustment(self) -> None:
         earlier = Move.objects.using(self.using).filter(text=self.text, since__gt=self.asked)
@@ -291,7 +243,7 @@ def plan(using: str, text: str, customer: Customer | None = None, since: int | N
     closed = closed_until(using, text, customer)
     if closed > next_quarter(using):  # a running period was closed by force
         raise NotMovedError(
-            _("A report has usage of %(text)s up to %(closed)s: nobody else can get it before.")
+            _("A report has usage of %(text)s or of the customer up to %(closed)s: it cannot be moved before.")
             % {"text": text, "closed": shown(closed)}
         )
     of_customer = texts.get(customer.pk or _NEW, ()) if customer is not None else ()

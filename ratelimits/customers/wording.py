@@ -16,6 +16,8 @@ from ratelimits.models.customers import waiting_text
 
 #: Maximum number of texts of a customer that a sentence names.
 _MAX_NAMED = 5
+#: How usage is moved.
+_ADJUSTED, _COUNTED_AGAIN = "adjusted", "counted again"
 
 
 def named(customer: Customer | None, texts: Sequence[str]) -> str:
@@ -121,7 +123,7 @@ def _belongings(planned: Planned) -> Iterator[str]:
 
 
 def _about_reports(planned: Planned) -> Iterator[str]:
-    yield _("Reports have usage of %(text)s up to %(since)s, and reports never change.")
+    yield _("Reports have usage of %(text)s or of the customer up to %(since)s, and reports never change.")
     if not planned.adjusted:
         yield _("There is no usage of %(text)s from %(asked)s until then, so nothing must be adjusted.")
         return
@@ -149,12 +151,11 @@ def heads() -> list[str]:
 
 def rows(planned: Planned) -> list[tuple[str, ...]]:
     """Return a row of texts for each part of the usage that goes from one customer to another."""
-    moved = [*planned.adjusted, *planned.counted_again]
-    tokens = _tokens(planned, moved)
+    tokens = _tokens(planned)
     to = planned.customer.token if planned.customer is not None else _("new")
     return [
         (
-            _("counted again") if usage.given_at is None else _("adjusted"),
+            _("adjusted") if how == _ADJUSTED else _("counted again"),
             usage.meter,
             f"{usage.units:,}",
             tokens.get(usage.former, _("nobody")),
@@ -162,19 +163,26 @@ def rows(planned: Planned) -> list[tuple[str, ...]]:
             to,
             usage.to_period.name,
         )
-        for usage in moved
+        for how, usage in _moved(planned)
     ]
 
 
-def _tokens(planned: Planned, moved: Sequence[MovedUsage]) -> dict[int, str]:
-    customers = Customer.objects.using(planned.using).filter(pk__in={usage.former for usage in moved})
+def _moved(planned: Planned) -> list[tuple[str, MovedUsage]]:
+    """Return the usage that a move moves, and how."""
+    return [
+        *((_ADJUSTED, usage) for usage in planned.adjusted),
+        *((_COUNTED_AGAIN, usage) for usage in planned.counted_again),
+    ]
+
+
+def _tokens(planned: Planned) -> dict[int, str]:
+    customers = Customer.objects.using(planned.using).filter(pk__in={usage.former for _how, usage in _moved(planned)})
     return dict(customers.values_list("pk", "token"))
 
 
 def as_json(planned: Planned) -> dict[str, Any]:
     """Return what the move would do, for programs. Moments are in ISO 8601, in UTC."""
-    moved = [*planned.adjusted, *planned.counted_again]
-    tokens = _tokens(planned, moved)
+    tokens = _tokens(planned)
     return {
         "text": planned.text,
         "kind": planned.kind.value,
@@ -185,14 +193,14 @@ def as_json(planned: Planned) -> dict[str, Any]:
         "changes_nothing": planned.changes_nothing,
         "usage": [
             {
-                "how": "counted again" if usage.given_at is None else "adjusted",
+                "how": how,
                 "meter": usage.meter,
                 "units": usage.units,
                 "former": tokens.get(usage.former),
                 "period": usage.period.name,
                 "to_period": usage.to_period.name,
             }
-            for usage in moved
+            for how, usage in _moved(planned)
         ],
     }
 

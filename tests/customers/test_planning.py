@@ -7,12 +7,27 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.db.models import Sum
 
 from ratelimits.customers.move import ChangedMeanwhileError, move
 from ratelimits.customers.planning import MovedUsage, NotMovedError, find_customer, next_quarter, plan
 from ratelimits.customers.wording import as_json, rows, sentences, warnings
-from ratelimits.models import Access, Account, Adjustment, Customer, Line, Move, Name, PeriodUsage, Plan, Report
-from ratelimits.models.customers import customer_at, make_missing, names_of, present
+from ratelimits.models import (
+    Access,
+    Account,
+    Adjustment,
+    Customer,
+    Line,
+    Move,
+    Name,
+    PeriodUsage,
+    Plan,
+    Report,
+    ReportLine,
+)
+from ratelimits.models.customers import make_missing, present
+from ratelimits.reports.verify.printed import verify_printed
+from ratelimits.reports.verify.report import verify_report
 from ratelimits.reports.verify.totals import verify_totals
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
@@ -23,7 +38,7 @@ pytestmark = pytest.mark.django_db
 
 SECOND = 10**6
 DAY = 86_400
-OCTOBER, NOVEMBER, DECEMBER = (at(f"2026-{month}-01") // SECOND for month in (10, 11, 12))
+OCTOBER, NOVEMBER = (at(f"2026-{month}-01") // SECOND for month in (10, 11))
 
 
 def customer(text: str) -> Customer:
@@ -53,14 +68,20 @@ def totals() -> dict[tuple[int, str], int]:
 
 
 def adjusted() -> dict[tuple[int, str], int]:
-    """Return the units of all adjustments, by the customer whom their text names at their moment, and by month."""
+    """Return the units of all adjustments, by customer and by the UTC day at which the billing period starts."""
     sums: Counter[tuple[int, str]] = Counter()
     for row in Adjustment.objects.all():
-        names = names_of("default", [row.account])[row.account]
-        pk = customer_at(names, int(row.period_start.timestamp()))
-        assert pk is not None
-        sums[pk, f"{row.period_start:%Y-%m}"] += row.quantity
+        sums[row.customer_id, f"{row.period_start:%Y-%m-%d}"] += row.quantity
     return dict(sums)
+
+
+def billed() -> dict[tuple[str, str], int]:
+    """Return the units on all versions of reports, by token of the customer and by month; also verify the reports."""
+    assert [error for report in Report.objects.all() for error in verify_report(report)] == []
+    assert list(verify_totals("default")) == []
+    assert list(verify_printed("default")) == []
+    rows = ReportLine.objects.order_by().values_list("report__customer__token", "report__label")
+    return {(token, label): units for token, label, units in rows.annotate(Sum("consumed_quantity"))}
 
 
 def test_each_kind_of_move_has_its_word() -> None:
@@ -161,8 +182,9 @@ def test_usage_on_reports_goes_to_a_customer_who_exists_by_adjustments_in_its_ow
     assert planned.since == NOVEMBER
     assert units(planned.adjusted) == [("requests", 6, "2026-10", "2026-10")]
     assert units(planned.counted_again) == [("requests", 7, "2026-11", "2026-11")]
-    assert "Reports have usage of acme up to 2026-11-01 00:00 UTC, and reports never change." in said(
-        "acme", bolt, since
+    assert (
+        "Reports have usage of acme or of the customer up to 2026-11-01 00:00 UTC, and reports never change."
+        in said("acme", bolt, since)
     )
     with pytest.raises(NotMovedError, match=r"up to 2026-11-01 00:00 UTC: choose this moment or a later one\. Or say"):
         move("acme", bolt, since)
@@ -171,19 +193,39 @@ def test_usage_on_reports_goes_to_a_customer_who_exists_by_adjustments_in_its_ow
     assert list(Report.objects.values()) == before
     assert (moved.since, moved.adjusted_since) == (NOVEMBER, since)
     assert totals() == {(former.pk, "acme"): 11, (bolt.pk, "acme"): 7}
+    assert adjusted() == {(former.pk, "2026-10-01"): -6, (bolt.pk, "2026-09-30"): 6}
     taken, given = Adjustment.objects.order_by("pk")
-    assert (taken.account, taken.quantity, f"{taken.period_start:%Y-%m-%d}") == ("acme", -6, "2026-10-01")
-    assert (given.account, given.quantity, f"{given.period_start:%Y-%m-%d}") == ("bolt", 6, "2026-09-30")
+    assert (taken.account, given.account) == ("acme", "acme")
     assert {taken.author, given.author} == {ada}
     assert taken.reason == "usage of 2026-10 goes with its account text: sold in October"
-    assert list(verify_totals("default")) == []
+    close("2026-11-03")
+    assert billed() == {(former.token, "2026-10"): 5, (bolt.token, "2026-10"): 6}
 
 
-def test_usage_on_reports_goes_to_the_first_period_of_a_new_customer(ada: User) -> None:
+def test_usage_on_reports_goes_to_the_same_month_of_a_new_customer(ada: User) -> None:
     former = closed_october()
-    moved = move("acme", None, 0, by=ada)
-    assert adjusted() == {(former.pk, "2026-10"): -11, (moved.customer.pk, "2026-11"): 11}
-    assert totals() == {(former.pk, "acme"): 11, (moved.customer.pk, "acme"): 7}
+    new = move("acme", None, 0, by=ada).customer
+    assert adjusted() == {(former.pk, "2026-10-01"): -11, (new.pk, "2026-10-01"): 11}
+    assert totals() == {(former.pk, "acme"): 11, (new.pk, "acme"): 7}
+    close("2026-11-03")
+    assert billed() == {(former.token, "2026-10"): 0, (new.token, "2026-10"): 11}
+
+
+def test_usage_of_an_open_period_goes_into_a_report_of_the_customer_by_an_adjustment(ada: User) -> None:
+    """The report of the customer states all its usage, so no usage can be counted into its period again."""
+    spend(account("bolt"), "2026-10-05", 9)
+    close("2026-11-03")
+    bolt = customer("bolt")
+    spend("acme", "2026-10-20", 6)
+    spend("acme", "2026-11-02", 7)
+    flow()
+    former = customer("acme")
+    moved = move("acme", bolt, OCTOBER, by=ada)
+    assert (moved.since, moved.adjusted_since) == (NOVEMBER, OCTOBER)
+    assert totals() == {(bolt.pk, "bolt"): 9, (former.pk, "acme"): 6, (bolt.pk, "acme"): 7}
+    assert adjusted() == {(former.pk, "2026-10-01"): -6, (bolt.pk, "2026-10-01"): 6}
+    close("2026-11-03")
+    assert billed() == {(former.token, "2026-10"): 0, (bolt.token, "2026-10"): 15}
 
 
 def test_adjustments_wait_for_another_person_if_the_settings_say_so(ada: User, settings: Any) -> None:
@@ -222,10 +264,10 @@ def test_a_customer_who_has_a_text_already_can_still_get_its_usage_of_before(ada
     assert "only adjustments are made" in "\n".join(sentences(planned))
     move("acme", second, OCTOBER, by=ada)
     assert list(Name.objects.filter(identifier="acme").values()) == names
-    taken, given = Adjustment.objects.order_by("pk").values_list("account", "quantity")
-    assert (taken, given) == (("acme", -5), ("acme", 5))
-    assert adjusted() == {(former.pk, "2026-10"): -5, (second.pk, "2026-10"): 5}
+    assert adjusted() == {(former.pk, "2026-10-01"): -5, (second.pk, "2026-10-01"): 5}
     assert totals() == {(former.pk, "acme"): 5, (second.pk, "acme"): 6}
+    close("2026-11-03")
+    assert billed() == {(former.token, "2026-10"): 0, (second.token, "2026-10"): 11}
 
 
 def test_a_moment_without_usage_after_it_needs_no_adjustment(ada: User) -> None:
