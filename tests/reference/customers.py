@@ -186,8 +186,7 @@ class Bill:
     amount: Fraction | None = None
     #: Whether a total has reached LARGEST: then the period is never closed, and late usage no longer reported.
     is_full: bool = False
-    #: The texts whose usage and adjustments are on it, and when the first of them arrived.
-    texts: set[str] = field(default_factory=set)
+    #: By text: when the first of its usage and adjustments arrived.
     arrived: dict[str, int] = field(default_factory=dict)
 
 
@@ -302,7 +301,6 @@ class Books:
 
         def add(customer: int, span: Span, text: str, meter: str, units: int, refunded: int, arrived: int) -> None:
             bill = bills.setdefault((customer, span), Bill())
-            bill.texts.add(text)
             bill.arrived[text] = min(arrived, bill.arrived.get(text, arrived))
             bill.consumed[meter] = bill.consumed.get(meter, 0) + units
             bill.refunded[meter] = bill.refunded.get(meter, 0) + refunded
