@@ -318,19 +318,21 @@ def _freeze_periods(
     terms = {row.identifier: row.terms for row in new}
     changed = {row.identifier for row in old if terms.get(row.identifier) != row.terms}
     changed |= terms.keys() - {row.identifier for row in old}
-    customers = _customers(edit.using, changed)
-    lock(edit.using, customers.values())
-    rows = _rows_of(edit.using, set(customers.values()))
+    pks = set(_customers(edit.using, changed).values())
+    lock(edit.using, pks)
+    rows = _rows_of(edit.using, pks)
     written = {row.pk for row in (*old, *new)}
+    # Other rows of these customers are perhaps written too, with the same terms as before.
+    customers = _customers(edit.using, {row.identifier for row in (*old, *new)}) if pks else {}
     frozen: dict[int, _Terms] = {}
-    for pk in set(customers.values()):
+    for pk in pks:
         unchanged = [row for row in rows.get(pk, ()) if row.pk not in written]
         own = {text for text, customer in customers.items() if customer == pk}
         was = _terms_in_force([*unchanged, *(row for row in old if row.identifier in own)])
         if was != _terms_in_force([*unchanged, *(row for row in new if row.identifier in own)]):
             frozen[pk] = was
-    for pks in _chunks(frozen):
-        _freeze_until(edit.since, edit.using, {pk: frozen[pk] for pk in pks})
+    for chunk in _chunks(frozen):
+        _freeze_until(edit.since, edit.using, {pk: frozen[pk] for pk in chunk})
 
 
 def _customers(using: str, texts: Collection[str]) -> dict[str, int]:

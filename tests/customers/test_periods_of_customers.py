@@ -162,6 +162,18 @@ def test_an_edit_of_one_row_freezes_the_periods_of_a_customer_with_several_texts
     assert max(end for _start, end, _zone in frozen(own)) == at("2026-11-30T15:00")
 
 
+def test_rows_of_a_customer_that_are_edited_together_freeze_nothing_if_the_oldest_says_the_same_as_before() -> None:
+    payer = account("acme", timezone="Asia/Tokyo")
+    own = customer("acme")
+    spend(payer, "2026-09-15")
+    flow()
+    move("x", own, at("2026-10-01") // SECOND)
+    Account.objects.create(identifier="x", timezone="Europe/Berlin")
+    with edit_at("2026-11-02"):
+        Account.objects.filter(identifier__in=["acme", "x"]).update(timezone="Asia/Tokyo")
+    assert frozen(own) == {(at("2026-08-31T15:00"), at("2026-09-30T15:00"), "Asia/Tokyo")}
+
+
 def test_rows_of_a_customer_that_are_deleted_together_freeze_its_periods() -> None:
     payer = account("acme", timezone="Asia/Tokyo")
     own = customer("acme")
