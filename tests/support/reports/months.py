@@ -33,6 +33,9 @@ from ratelimits.models.customers import waiting_text
 from ratelimits.models.ledger import moment
 from ratelimits.models.periods import timelines_of
 from ratelimits.reports.closing.close import finalise
+from ratelimits.usage.drain import drain
+from ratelimits.usage.seal import seal
+from ratelimits.usage.tally import tally
 from tests.reference.amounts import SECOND
 from tests.reference.customers import Books, Use
 from tests.reference.periods import DAY
@@ -40,9 +43,9 @@ from tests.support.reports.edits import edit_at
 from tests.support.reports.files import MonthlyFiles
 from tests.support.reports.offers import PLANS, Offers
 from tests.support.reports.zones import NewZones
-from tests.support.usage.traffic import flow, opened_late, use
+from tests.support.usage.traffic import opened_late, use
 
-FIRST = datetime(2024, 1, 1, tzinfo=UTC)
+FIRST, END_OF_CLOCKS = (datetime(year, 1, 1, tzinfo=UTC) for year in (2024, 2100))
 HOUR, QUARTER = DAY // 24, 900 * SECOND
 GRACE = 3600
 ZONES = (
@@ -147,7 +150,8 @@ class History:
                 yield at(), self.edit_offer, None
             if self.disturbed and draw.random() < 0.2:
                 yield at(), self.change_zones, None
-            yield from ((start + day * DAY, self.flow, None) for day in range(2, 30, 7))
+            for day in range(2, 30, 7):
+                yield start + day * DAY, draw.choice((self.flow, self.flow, self.drain)), None
             yield from ((start + day * DAY + SECOND, self.close, None) for day in (3, 17))
 
     def _acts(self, group: Group) -> Iterator[tuple[Any, float]]:
@@ -159,8 +163,12 @@ class History:
 
     def use(self, group: Group) -> None:
         draw, text = self.draw, self.draw.choice(group.texts)
-        what = draw.random()
-        at = self.now + (draw.randrange(40 * 86_400) * SECOND if what < 0.02 else 0)  # a clock is ahead
+        what, at = draw.random(), self.now
+        if what < 0.02:  # a clock is ahead
+            at += draw.randrange(40 * 86_400) * SECOND
+        elif what < 0.2:  # at the edge of a period
+            start, end = self.books.customers[self.books.customer(text, at)].periods.period(at)
+            at = draw.choice((start - SECOND, start, end - SECOND, end))
         units = draw.randrange(1, 60)
         key, meter, refunded = f"api_key:{draw.randrange(2)}", draw.choice(METERS), draw.random() < 0.05
         about: dict[str, Any] = {
@@ -195,13 +203,20 @@ class History:
             self.books.use(Use(text, at, "requests", LARGE))
             self.flow()
 
-    def flow(self) -> None:
-        """Bring all usage into the ledger and its totals. Only now does the server have to fsync."""
+    def flow(self, *, tallied: bool = True) -> None:
+        """Bring all usage into the ledger, and into its totals. Only now does the server have to fsync."""
         self._always_fsync(True)
         opened_late()
-        flow()
+        seal()
+        drain(int(END_OF_CLOCKS.timestamp()) * SECOND)
         self._always_fsync(False)
-        self.books.tally(self.now)
+        if tallied:
+            tally()
+            self.books.tally(self.now)
+
+    def drain(self) -> None:
+        """Bring all usage into the ledger. The next tally adds it to the totals."""
+        self.flow(tallied=False)
 
     def close(self, *, everything: bool = False) -> None:
         """Close what can be closed. Sometimes the worker's clock, or the shards' watermark, is some days off."""
@@ -261,9 +276,21 @@ class History:
         others = [customer for customer in group.customers if self._is_made(customer)]
         to = draw.choice([None, *others, *others])
         since = self._next_quarter()
-        if draw.random() < 0.4:
+        # The quarters at which something else happens: usage, another move, or the start of the present period.
+        edges = [use.bin for use in self.books.uses.get(text, ())[-4:]]
+        edges += [at for at, _customer in self.books.names.get(text, ())]
+        edges += [self.books.customers[customer].periods.period(self.now)[0] for customer in others[:2]]
+        what = draw.random()
+        if what < 0.2:
             since -= draw.randrange(70 * 96) * QUARTER
-        self._move(group, text, to, 0 if draw.random() < 0.03 else since)
+        elif what < 0.6 and edges:
+            since = min(draw.choice(edges), since)
+        self._move(group, text, to, since)
+        for at in (since - SECOND, since):
+            if self.books.names.get(text, [])[-1:] == [(since, self.books.now(text))] and since > self.last_closing:
+                self._use(
+                    account=text, key="api_key:0", cost=draw.randrange(1, 60), meter="requests", now=at, refunded=False
+                )
 
     def swap(self, group: Group) -> None:
         """Let two customers swap their texts."""
@@ -324,6 +351,9 @@ class History:
 
     def edit_terms(self, group: Group) -> None:
         customer, texts, rows = self._rows(group)
+        if self.draw.random() < 0.2 and rows.count() > 1:
+            self._edit_newest(rows)
+            return
         periods, kind = self.books.customers[customer].periods, self.draw.choice(("zone", "anchor", "both", "delete"))
         zone, anchor = periods.zone, periods.anchor
         if kind in ("zone", "both"):
@@ -335,6 +365,16 @@ class History:
             self._edit(customer, texts, rows, None)
         else:
             self._edit(customer, texts, rows, {"timezone": zone, "billing_anchor": anchor})
+
+    def _edit_newest(self, rows: QuerySet[Account]) -> None:
+        """Edit the newest of several rows of a customer: the oldest one holds for all its texts."""
+        newest = rows.order_by("-pk").values("pk")[:1]
+        plan = Plan.objects.get(slug=self.draw.choice([*PLANS]))
+        with edit_at(self._edit_moment()):
+            Account.objects.filter(pk__in=[row["pk"] for row in newest]).update(
+                timezone=self.draw.choice(ZONES), billing_anchor=self.draw.choice(ANCHORS), plan=plan
+            )
+        self.counts["edits"] += 1
 
     def edit_plan(self, group: Group) -> None:
         customer, texts, rows = self._rows(group)
