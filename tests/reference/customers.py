@@ -167,7 +167,6 @@ class Use:
 class Adjustment:
     """Units that a person added to a period."""
 
-    text: str
     customer: int
     span: Span
     meter: str
@@ -186,8 +185,8 @@ class Bill:
     amount: Fraction | None = None
     #: Whether a total has reached LARGEST: then the period is never closed, and late usage no longer reported.
     is_full: bool = False
-    #: By text: when the first of its usage and adjustments arrived.
-    arrived: dict[str, int] = field(default_factory=dict)
+    #: When the first of its usage and adjustments arrived.
+    arrived: int = 2**62
 
 
 class Books:
@@ -249,9 +248,9 @@ class Books:
         customer = self.customer(use.text, use.bin)
         return customer, self.customers[customer].periods.period(use.bin)
 
-    def adjust(self, text: str, at: int, meter: str, units: int, now: int) -> None:
-        customer, span = self.customer(text, at), self.freeze(text, at)
-        self.adjustments.append(Adjustment(text, customer, span, meter, units, now))
+    def adjust(self, customer: int, at: int, meter: str, units: int, now: int) -> None:
+        span = self.customers[customer].periods.freeze(at)
+        self.adjustments.append(Adjustment(customer, span, meter, units, now))
 
     def move(self, text: str, to: int | None, since: int, now: int) -> int:
         """Give a text to a customer (None: a new one), and return the customer."""
@@ -279,11 +278,17 @@ class Books:
         self._closed |= closed
         self._unreported = [use for use in self._unreported if use.reported != "yes"]
 
-    def reported_until(self, text: str) -> tuple[int, int]:
-        """Return the least and the greatest end that the newest period with reported usage of a text can have."""
+    def reported_until(self, text: str, customer: int | None) -> tuple[int, int]:
+        """Return the least and the greatest end of the newest period with reported usage of a text or a customer.
+
+        Whoever gets a text gets no usage in a period with a report. None stands for a new customer.
+        """
         ends: dict[str, int] = {"yes": 0, "perhaps": 0, "no": 0}
-        for use in self.uses.get(text, ()):
-            ends[use.reported] = max(ends[use.reported], self.span_of(use)[1][1])
+        of_customer = [other for other, names in self.names.items() if customer in {named for _since, named in names}]
+        for use in (use for other in {text, *of_customer} for use in self.uses.get(other, ())):
+            owner, span = self.span_of(use)
+            if use.text == text or owner == customer:
+                ends[use.reported] = max(ends[use.reported], span[1])
         return ends["yes"], max(ends["yes"], ends["perhaps"])
 
     def totals(self) -> dict[tuple[int, Span, str, str], int]:
@@ -299,18 +304,18 @@ class Books:
         """Return the bill of each customer and period with usage or adjustments."""
         bills: dict[tuple[int, Span], Bill] = {}
 
-        def add(customer: int, span: Span, text: str, meter: str, units: int, refunded: int, arrived: int) -> None:
+        def add(customer: int, span: Span, meter: str, units: int, refunded: int, arrived: int) -> None:
             bill = bills.setdefault((customer, span), Bill())
-            bill.arrived[text] = min(arrived, bill.arrived.get(text, arrived))
+            bill.arrived = min(arrived, bill.arrived)
             bill.consumed[meter] = bill.consumed.get(meter, 0) + units
             bill.refunded[meter] = bill.refunded.get(meter, 0) + refunded
 
         for uses in self.uses.values():
             for use in uses:
                 assert use.arrived is not None
-                add(*self.span_of(use), use.text, use.meter, use.units, use.refunded, use.arrived)
+                add(*self.span_of(use), use.meter, use.units, use.refunded, use.arrived)
         for one in self.adjustments:
-            add(one.customer, one.span, one.text, one.meter, one.units, 0, one.arrived)
+            add(one.customer, one.span, one.meter, one.units, 0, one.arrived)
         for (customer, span, _text, _meter), units in self.totals().items():
             bills[customer, span].is_full |= units >= LARGEST
         for (customer, span), bill in bills.items():

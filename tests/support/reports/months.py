@@ -104,8 +104,6 @@ class History:
             for number in range((customers + 3) // 4)
         ]
         self.pks: dict[int, int] = {}
-        #: By text: the newest period start that somebody adjusted under it. Nobody moves the text to before it.
-        self.adjusted: dict[str, int] = {}
         self.late: list[tuple[int, dict[str, Any]]] = []
         self.files, self.taken_at = MonthlyFiles("2023-10", push="stripe"), dict[str, int]()
         #: Whether raw SQL and other time zone data come in between. Then the history of the edits and the data of
@@ -242,19 +240,17 @@ class History:
     # What people do
 
     def adjust(self, group: Group) -> None:
-        """Adjust a period of the customer whom a text names, if it has named no other one."""
+        """Adjust a period of a customer, perhaps of one whom no text names any more."""
         draw, text = self.draw, self.draw.choice(group.texts)
         at = self.now - draw.randrange(60 * 86_400) * SECOND
         customer = self.books.customer(text, at)
-        start = self.books.customers[customer].periods.period(at)[0]
-        if len(self.books.names[text]) > 1:
+        if not self._is_made(customer):
             return
+        start = self.books.customers[customer].periods.period(at)[0]
         units, meter = draw.choice((-500, *(draw.randrange(-40, 0) for _ in range(4)), 30)), draw.choice(METERS)
-        Adjustment.objects.create(
-            account=text, period_start=moment(start), meter=meter, quantity=units, reason="x", author=self.author
-        )
-        self.books.adjust(text, start, meter, units, self.now)
-        self.adjusted[text] = max(start, self.adjusted.get(text, 0))
+        about: dict[str, Any] = {"account": text, "customer_id": self.pk(customer), "meter": meter, "quantity": units}
+        Adjustment.objects.create(period_start=moment(start), reason="x", author=self.author, **about)
+        self.books.adjust(customer, start, meter, units, self.now)
         self.counts["adjustments"] += 1
 
     def pk(self, customer: int) -> int:
@@ -312,9 +308,7 @@ class History:
         return (self.now // QUARTER + 1) * QUARTER
 
     def _move(self, group: Group, text: str, to: int | None, since: int) -> None:
-        if since <= self.adjusted.get(text, -1):
-            return
-        least, most = self.books.reported_until(text)
+        least, most = self.books.reported_until(text, to)
         try:
             moved = move(text, None if to is None else Customer.objects.get(pk=self.pk(to)), since // SECOND)
         except NotMovedError as error:
