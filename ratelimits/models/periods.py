@@ -19,7 +19,7 @@ from django.dispatch import receiver
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.algorithms.billing_periods import Frozen, Period, Timeline, period_name
-from ratelimits.models.accounts import Account
+from ratelimits.models.accounts import Account, IdentifierEditedError
 from ratelimits.models.accounts.named import NamedCustomer
 from ratelimits.models.customers import (
     WAITING,
@@ -298,6 +298,8 @@ _keeping_terms: ContextVar[bool] = ContextVar("ratelimits_keeping_terms", defaul
 def keeping_terms() -> Iterator[None]:
     """Let edits of the table of accounts freeze nothing: they only write the same terms of a customer to another row.
 
+    Such an edit may also give a row the text that its customer has got.
+
     The customers must be locked, and their names written already.
     """
     token = _keeping_terms.set(True)
@@ -315,6 +317,10 @@ def _freeze_periods(
     if _keeping_terms.get():
         return
     old, new = _edited_rows(before), _edited_rows(after)
+    stored = {row.pk: row.identifier for row in old}
+    for row in new:
+        if row.identifier != stored.get(row.pk, row.identifier):
+            raise IdentifierEditedError(stored[row.pk])
     terms = {row.identifier: row.terms for row in new}
     changed = {row.identifier for row in old if terms.get(row.identifier) != row.terms}
     changed |= terms.keys() - {row.identifier for row in old}

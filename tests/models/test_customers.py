@@ -10,6 +10,7 @@ from django.db import IntegrityError, connection, transaction
 from django.db.models import ProtectedError
 
 from ratelimits.models import Account, ConfigVersion, Customer, Name, customers
+from ratelimits.models.accounts import IdentifierEditedError
 from ratelimits.models.customers import make_missing, present, resolve
 from tests.support.reports.invoices import token
 from tests.support.usage.traffic import at, flow, use
@@ -41,10 +42,26 @@ def test_an_account_is_known_by_the_text_of_its_requests() -> None:
     assert Name.objects.get().identifier == stored
 
 
-def test_bulk_writes_and_new_identifiers_make_customers() -> None:
+def test_bulk_writes_make_customers() -> None:
     Account.objects.bulk_create([Account(identifier=text) for text in ("b", "a")])
-    Account.objects.filter(identifier="a").update(identifier="c")
-    assert sorted(Name.objects.values_list("identifier", flat=True)) == ["a", "b", "c"]
+    assert sorted(Name.objects.values_list("identifier", flat=True)) == ["a", "b"]
+
+
+def test_no_write_of_an_account_edits_its_identifier() -> None:
+    row = Account.objects.create(identifier="Müller")
+    row.name = "Müller"
+    row.identifier = "Müller"  # as it is typed
+    row.save()
+    row.identifier = "bolt"
+    said = "The identifier of an account cannot be edited. To rename M"
+    for write in (
+        row.save,
+        lambda: Account.objects.update(identifier="bolt"),
+        lambda: Account.objects.bulk_update([row], ["identifier"]),
+    ):
+        with pytest.raises(IdentifierEditedError, match=said), transaction.atomic():
+            write()
+    assert Name.objects.count() == 1
 
 
 def test_the_tally_makes_the_customers_of_usage_without_an_edit() -> None:

@@ -272,8 +272,8 @@ class TestShards:
         plan = Plan.objects.create(name="Pro", slug="pro")
         assert Account.objects.create(identifier="7").shard == key_shard("account:7")
         assert PlanMembership.objects.create(key="api_key:1", plan=plan).shard == key_shard("api_key:1")
-        Account.objects.update(identifier="8")
-        assert Account.objects.get().shard == key_shard("account:8")
+        PlanMembership.objects.update(key="api_key:2")
+        assert PlanMembership.objects.get().shard == key_shard("api_key:2")
 
     def test_a_key_cannot_be_set_to_an_expression(self) -> None:
         with pytest.raises(TypeError, match="save the rows one by one"):

@@ -110,6 +110,17 @@ class PlanInclusion(Versioned):
         return f"{self.quantity:,} {self.meter}"
 
 
+class IdentifierEditedError(ValueError):
+    """Raised if code edits the identifier of an account: its customer would lose the row without a word."""
+
+    def __init__(self, stored: str) -> None:
+        text = _(
+            "The identifier of an account cannot be edited. To rename %(text)s, or to give it to another customer, move"
+            " the name: on the page of the account, or with the command ratelimits_move."
+        )
+        super().__init__(text % {"text": stored})
+
+
 class Account(Versioned):
     """A customer who pays for the usage of keys. The row says the customer's time zone, billing anchor and plan."""
 
@@ -177,14 +188,7 @@ class Account(Versioned):
         if not self._state.adding:
             stored = Account.objects.filter(pk=self.pk).values_list("identifier", flat=True).first()
             if stored not in (None, Account.derive({"identifier": self.identifier})["identifier"]):
-                raise ValidationError(
-                    _(
-                        "The identifier of an account cannot be edited. To rename %(text)s, or to give it to another"
-                        " customer, move the name: on the page of the account, or with the command ratelimits_move."
-                    ),
-                    code="identifier",
-                    params={"text": stored},
-                )
+                raise ValidationError(str(IdentifierEditedError(stored)), code="identifier")
         super().full_clean(*args, **kwargs)
 
     def clean(self) -> None:

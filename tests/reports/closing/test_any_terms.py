@@ -180,11 +180,13 @@ class World:
                     known = draw.random() < 0.3
                     state.name = draw.choice(family.names) if known else f"{family.number}-{len(family.names)}"
                     family.names = [*(name for name in family.names if name != state.name), state.name]
+                    # Requests have another name from now on: its row comes with a later edit.
+                    state.name = ""
                 else:
                     state.name = ""
                 rows = Account.objects.filter(pk=pk)
                 if state.name:
-                    rows.update(identifier=state.name, **self.fields(state))
+                    rows.update(**self.fields(state))
                 else:
                     rows.delete()
                 family.rows[pk].append(state)
