@@ -159,6 +159,15 @@ def _adjust(page: Page, filled: Filled) -> None:
     page.locator("[name=_effect_seen]").wait_for(state="attached")
 
 
+def _move(page: Page, filled: Filled) -> None:
+    _at(f"{_APP}/account/move/?text=acme")(page, filled)
+    page.locator("#id_to_1").check()
+    page.locator("#id_when_2").check()
+    page.locator("#id_reason").fill("acme was sold")
+    page.locator("#content-main [type=submit]").click()
+    page.locator("[name=_confirmed]").wait_for(state="attached")
+
+
 def _resolve(page: Page, filled: Filled) -> None:
     _at(f"{_APP}/quarantinedbatch/")(page, filled)
     page.locator("#action-toggle").check()
@@ -198,6 +207,8 @@ PAGES: Mapping[str, Callable[[Page, Filled], None]] = {
     "finalise": _finalise,
     "adjustment": _at(f"{_APP}/adjustment/add/"),
     "adjustment-effect": _adjust,
+    "move": _at(f"{_APP}/account/move/?text=acme"),
+    "move-confirm": _move,
     "resolve": _resolve,
     "changes": _at(f"{_APP}/change/"),
     "undo": _undo,
