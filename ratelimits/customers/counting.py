@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from django.db.models import Max, Min, Q
+from django.db.models import Max, Min
 
-from ratelimits.models import Customer, Line, PeriodUsage
+from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.models import Customer, Line, PeriodUsage, Report
 from ratelimits.models.ledger.sums import MAX_TOTAL, ExactSum
 from ratelimits.usage.tally import SUBJECT, SUMS, TOTAL, sums_by_period
 
@@ -49,10 +50,12 @@ def count_again(using: str, text: str, since: int, tallied: Mapping[int, int]) -
 def closed_until(using: str, text: str, customer: Customer | None = None) -> int:
     """Return the end (s since 1970 UTC) of the newest reported period with usage of a text; 0 without one.
 
-    With a customer, also of its newest reported period: whoever gets the text gets no usage in a period with a report,
-    since the report states all usage up to its positions in the ledger.
+    With a customer, also of its newest report: whoever gets the text gets no usage in a period with a report, since the
+    report states all usage up to its positions in the ledger.
     """
-    totals = PeriodUsage.objects.using(using).exclude(covered=None)
-    chosen = Q(account=text) if customer is None else Q(account=text) | Q(customer=customer)
-    end: int | None = totals.filter(chosen).aggregate(newest=Max("period_end"))["newest"]
-    return end or 0
+    totals = PeriodUsage.objects.using(using).filter(account=text).exclude(covered=None)
+    end: int = totals.aggregate(newest=Max("period_end"))["newest"] or 0
+    if customer is not None:
+        reports = Report.objects.using(using).filter(customer=customer)
+        end = max(end, (reports.aggregate(newest=Max("period_end"))["newest"] or 0) // MICROSECONDS)
+    return end

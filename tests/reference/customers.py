@@ -278,17 +278,19 @@ class Books:
         self._closed |= closed
         self._unreported = [use for use in self._unreported if use.reported != "yes"]
 
-    def reported_until(self, text: str, customer: int | None) -> tuple[int, int]:
-        """Return the least and the greatest end of the newest period with reported usage of a text or a customer.
+    def reported_until(self, text: str, to: int | None) -> tuple[int, int]:
+        """Return the least and the greatest end that the newest period with reported usage of a text can have.
 
-        Whoever gets a text gets no usage in a period with a report. None stands for a new customer.
+        Any period with a report of the customer who is to get the text counts too.
         """
         ends: dict[str, int] = {"yes": 0, "perhaps": 0, "no": 0}
-        of_customer = [other for other, names in self.names.items() if customer in {named for _since, named in names}]
-        for use in (use for other in {text, *of_customer} for use in self.uses.get(other, ())):
-            owner, span = self.span_of(use)
-            if use.text == text or owner == customer:
-                ends[use.reported] = max(ends[use.reported], span[1])
+        for use in self.uses.get(text, ()):
+            ends[use.reported] = max(ends[use.reported], self.span_of(use)[1][1])
+        full = {subject[:2] for subject, units in self.totals().items() if units >= LARGEST}
+        for customer, span in self._closed:
+            if customer == to:
+                known = "perhaps" if (customer, span) in full else "yes"
+                ends[known] = max(ends[known], span[1])
         return ends["yes"], max(ends["yes"], ends["perhaps"])
 
     def totals(self) -> dict[tuple[int, Span, str, str], int]:

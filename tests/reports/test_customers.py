@@ -14,7 +14,7 @@ from django.contrib.auth import get_user_model
 from django.test import Client
 
 from ratelimits.alerts.evaluate import evaluate
-from ratelimits.customers.move import move
+from ratelimits.customers.move import NotMovedError, move
 from ratelimits.models import (
     Account,
     Adjustment,
@@ -27,6 +27,7 @@ from ratelimits.models import (
     PushDelivery,
     Report,
     ReportLine,
+    ShardState,
 )
 from ratelimits.models.accounts.named import named, named_now
 from ratelimits.models.customers import present
@@ -34,6 +35,7 @@ from ratelimits.models.ledger import moment
 from ratelimits.push.plan import plan as plan_deliveries
 from ratelimits.push.receivers import receiver
 from ratelimits.push.status import status
+from ratelimits.reports.closing.close import home_shard
 from ratelimits.reports.closing.open_periods import force, open_periods
 from ratelimits.reports.exports import FORMATS
 from ratelimits.reports.statements import columns_of, rows, statements
@@ -421,4 +423,27 @@ def test_a_period_that_is_closed_by_force_says_so_on_no_other_customer_s_report(
     (other,) = close("2026-11-02")
     assert ("forced" in report.gaps, "forced" in other.gaps) == (True, False)
     assert (report.account, other.account) == ("a", "a")
+    assert findings() == ""
+
+
+def test_no_usage_is_moved_into_a_period_whose_report_has_adjustments_alone() -> None:
+    one = Account.objects.create(identifier="a")
+    author = get_user_model().objects.create(username="finance")
+    about = {"account": "a", "period_start": moment(OCTOBER), "author": author, "reason": "a fee"}
+    Adjustment.objects.create(quantity=5, **about)
+    spend(account("b", billing_anchor="2026-01-15T00:00"), "2026-10-20", 3)
+    flow()
+    ShardState.objects.get_or_create(shard=home_shard("a"))
+    (report,) = close("2026-11-02")
+    customer = Customer.objects.get(token=report.customer_id)
+    assert report.account == one.identifier
+    with pytest.raises(NotMovedError, match="2026-11-01"):
+        move("b", customer, second("2026-10-18"))
+    move("b", customer, second("2026-11-01"))
+    spend("b", "2026-11-03", 4)
+    flow()
+    assert findings() == ""
+    reports = close("2026-12-02")
+    billed = {report.account: sum(line.consumed_quantity for line in report.lines.all()) for report in reports}
+    assert billed == {"a": 4, "b": 3}
     assert findings() == ""
