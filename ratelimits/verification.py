@@ -19,12 +19,13 @@ from ratelimits import signatures
 from ratelimits.conf import conf
 from ratelimits.models import ArchivedRange, Line, PeriodUsage, PushDelivery, Report, ReportLine
 from ratelimits.models.accounts.named import named_now
+from ratelimits.models.ledger.erased import wrong_notes
 from ratelimits.progress import Progress
 from ratelimits.push.verify import verify_pushed
 from ratelimits.reports.periods import checked_month
 from ratelimits.reports.verify.configuration import count_without_history, verify_configuration
 from ratelimits.reports.verify.early import verify_early
-from ratelimits.reports.verify.manifest import OLD_FORMAT, compare
+from ratelimits.reports.verify.manifest import compare
 from ratelimits.reports.verify.manifest_history import digests_without_history
 from ratelimits.reports.verify.printed import verify_printed
 from ratelimits.reports.verify.report import ReportVerifier
@@ -115,6 +116,7 @@ class Verification:
         if self._account is None:
             findings: Iterator[str] = verify_ledger(using, checked=checked)
             yield "the ledger", self._stage("ledger lines", Line.objects.using(using), findings)
+            yield "erased names", wrong_notes(using)
             yield "the watermarks", verify_watermarks(using, checked=checked, redis_errors=self._redis_errors)
             yield "early closings", verify_early(using, *sources)
             findings = verify_totals(using, *sources, checked=checked)
@@ -221,12 +223,6 @@ class Verification:
 def _unchecked_with(manifest: dict[str, Any]) -> Iterator[str]:
     """Yield a sentence for each thing that could not be checked with a manifest."""
     month = manifest["month"]
-    if manifest["format"] == OLD_FORMAT:
-        yield (
-            f"The manifest of {month} was written by an earlier version of the app, so it does not show changes to"
-            " these: how and when batches were written, runs and watermarks of shards, names of processes, attempts to"
-            " push, and rows of the configuration whose version is newer than their history. Write another manifest."
-        )
     if manifest["open"]:
         first = ", ".join(map(str, manifest["open"][:3]))
         yield (

@@ -18,6 +18,7 @@ from ratelimits.admin.audited import AuditedAdmin, InForceFilter
 from ratelimits.admin.changes.page import PARTS, PER_PAGE, shown_change
 from ratelimits.admin.changes.rows import changed_rows
 from ratelimits.admin.inspected import InspectedAdmin
+from ratelimits.admin.operate.erasing import ErasesCustomers
 from ratelimits.admin.operate.moves import MovesNames, former_accounts
 from ratelimits.admin.operate.past_months import AsksAboutRunning
 from ratelimits.admin.row_files.page import RowFiles
@@ -155,7 +156,9 @@ class PlanMembershipAdmin(KeySuggestions, InspectedAdmin, RowFiles, RowSuggestio
 
 
 @admin.register(Account)
-class AccountAdmin(MovesNames, InspectedAdmin, RowFiles, RowSuggestions, AsksAboutRunning, AuditedAdmin):
+class AccountAdmin(
+    ErasesCustomers, MovesNames, InspectedAdmin, RowFiles, RowSuggestions, AsksAboutRunning, AuditedAdmin
+):
     """The accounts, each with its time zone and plan."""
 
     list_display = ["identifier", "name", "plan", "timezone", "billing_anchor"]
@@ -166,6 +169,7 @@ class AccountAdmin(MovesNames, InspectedAdmin, RowFiles, RowSuggestions, AsksAbo
     autocomplete_fields = ["plan", "next_plan"]
     fields = ["identifier", "customer", "name", "plan", "next_plan", "next_plan_from", "timezone", "billing_anchor"]
     readonly_fields = ["next_plan_from", "customer"]
+    actions = ["erase_customer"]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         """Return the fields without inputs. The identifier of an account can only be moved."""

@@ -88,7 +88,7 @@ def move(
         made.reason = reason[:MAX_REASON]
         made.adjusted_since = planned.asked if planned.adjusted else None
         if planned.changes_names:
-            _give(planned, made.customer)
+            made.version = _give(planned, made.customer)
             crash.reached("move:named")
             made.counted_again = count_again(using, text, planned.since, tallied)
             crash.reached("move:counted")
@@ -117,8 +117,11 @@ def _lock_shards(using: str, text: str) -> dict[int, int]:
     return tallied
 
 
-def _give(planned: Planned, customer: Customer) -> None:
-    """Write the names of a text from `since` on, in an edit: limits, overrides and blocks change with it."""
+def _give(planned: Planned, customer: Customer) -> int:
+    """Write the names of a text from `since` on, in an edit: limits, overrides and blocks change with it.
+
+    Return the configuration's version from which on rows about the text are about the customer.
+    """
     using, text, since = planned.using, planned.text, planned.since
     earlier = [name for name in planned.names if name.since < since]
     owner = Customer.objects.using(using).get(pk=planned.names[-1].customer)
@@ -142,6 +145,7 @@ def _give(planned: Planned, customer: Customer) -> None:
                 shard=first.shard,
                 version=edit.version,
                 counter=first.counter if first.customer_id == customer.pk else customer.pk,
+                salt=first.salt,
             )
         # Each process then reads the rows about the keys of the text's shard again.
         first.tombstone(edit).save(using=using)
@@ -151,6 +155,7 @@ def _give(planned: Planned, customer: Customer) -> None:
         # Bills have the new plan and the new terms of the text from the quarter on, and not from the edit on.
         with editing(using, since=since * MICROSECONDS), keeping_terms():
             hand_over_account(using, text, owner, customer)
+    return edit.version
 
 
 def _adjust(planned: Planned, made: Move) -> None:

@@ -13,6 +13,7 @@ import ratelimits.models.ledger
 import ratelimits.models.rule_parts.start
 import ratelimits.models.users
 import ratelimits.routers
+import ratelimits.salts
 import simple_history.models
 import uuid
 from decimal import Decimal
@@ -47,6 +48,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'account',
                 'verbose_name_plural': 'accounts',
                 'ordering': ['identifier'],
+                'permissions': [('erase', 'Can erase customers')],
             },
         ),
         migrations.CreateModel(
@@ -67,7 +69,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('token', models.CharField(default=ratelimits.models.customers.new_token, editable=False, max_length=16, unique=True, verbose_name='token')),
-                ('salt', models.BinaryField(default=ratelimits.models.customers.new_salt, verbose_name='salt')),
+                ('salt', models.CharField(blank=True, default=ratelimits.salts.new_salt, editable=False, max_length=32, verbose_name='salt')),
             ],
             options={
                 'verbose_name': 'customer',
@@ -84,6 +86,7 @@ class Migration(migrations.Migration):
                 ('counter', models.BigIntegerField(default=0, verbose_name='number in Redis')),
                 ('shard', models.SmallIntegerField(db_index=True, verbose_name='shard')),
                 ('version', models.BigIntegerField(db_index=True, default=0, verbose_name='version')),
+                ('salt', models.CharField(default=ratelimits.salts.new_salt, editable=False, max_length=32, verbose_name='salt')),
                 ('customer', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='names', to='ratelimits.customer', verbose_name='customer')),
             ],
             options={
@@ -99,6 +102,7 @@ class Migration(migrations.Migration):
                 ('text', models.CharField(db_index=True, max_length=255, verbose_name='account')),
                 ('kind', models.CharField(choices=[('rename', 'rename'), ('reuse', 'reuse'), ('swap', 'swap'), ('merge', 'merge'), ('split', 'split'), ('give', 'given to another customer')], max_length=10, verbose_name='kind')),
                 ('since', models.BigIntegerField(verbose_name='since (s)')),
+                ('version', models.BigIntegerField(default=0, verbose_name='version')),
                 ('adjusted_since', models.BigIntegerField(blank=True, null=True, verbose_name='adjusted since (s)')),
                 ('counted_again', models.BooleanField(default=False, verbose_name='counted again')),
                 ('reason', models.CharField(blank=True, max_length=200, verbose_name='reason')),
@@ -334,6 +338,7 @@ class Migration(migrations.Migration):
                 ('previous_cum', models.BigIntegerField(help_text='Sum of all requests and units before this batch, modulo 10^15.', verbose_name='running sum before')),
                 ('cum', models.BigIntegerField(help_text='Sum of all requests and units up to the end of this batch, modulo 10^15.', verbose_name='running sum after')),
                 ('previous_requests', models.BigIntegerField(help_text='Sum of all requests, without their units, before this batch, modulo 10^15.', verbose_name='running sum of requests before')),
+                ('salt', models.CharField(default=ratelimits.salts.new_salt, editable=False, max_length=32, verbose_name='salt')),
                 ('content', models.CharField(max_length=64, verbose_name='digest of its content')),
                 ('previous_digest', models.CharField(blank=True, max_length=64, verbose_name='digest before')),
                 ('digest', models.CharField(help_text="SHA-256 of the previous batch's digest and of this batch's content digest.", max_length=64, verbose_name='digest')),
@@ -348,6 +353,7 @@ class Migration(migrations.Migration):
                 ('first_seq', models.BigIntegerField(verbose_name='first number')),
                 ('first_position', models.BigIntegerField(verbose_name='first position')),
                 ('parts', models.BinaryField(default=b'', verbose_name='digests of its parts')),
+                ('part_salts', models.BinaryField(default=b'', verbose_name='salts of its parts')),
                 ('signature', models.CharField(blank=True, max_length=64, verbose_name='signature')),
             ],
             options={
@@ -395,6 +401,19 @@ class Migration(migrations.Migration):
             bases=('ratelimits.configversion',),
         ),
         migrations.CreateModel(
+            name='ErasedDigest',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('before', models.CharField(db_index=True, max_length=64, verbose_name='digest before')),
+                ('after', models.CharField(max_length=64, unique=True, verbose_name='digest after')),
+                ('signature', models.CharField(blank=True, max_length=64, verbose_name='signature')),
+            ],
+            options={
+                'verbose_name': 'digest of erased names',
+                'verbose_name_plural': 'digests of erased names',
+            },
+        ),
+        migrations.CreateModel(
             name='DurabilityGap',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -420,6 +439,7 @@ class Migration(migrations.Migration):
                 ('reason', models.CharField(blank=True, max_length=200, verbose_name='reason')),
                 ('declared_at', ratelimits.moments.columns.UTCDateTimeField(auto_now_add=True, verbose_name='declared at')),
                 ('recovered_at', ratelimits.moments.columns.UTCDateTimeField(blank=True, null=True, verbose_name='recovered at')),
+                ('salt', models.CharField(default=ratelimits.salts.new_salt, editable=False, max_length=32, verbose_name='salt')),
             ],
             options={
                 'verbose_name': 'durability gap',
@@ -454,6 +474,7 @@ class Migration(migrations.Migration):
                 ('reason', models.CharField(help_text='For your colleagues. Clients never see it.', max_length=200, verbose_name='reason')),
                 ('history_id', models.AutoField(primary_key=True, serialize=False)),
                 ('history_date', ratelimits.moments.columns.UTCDateTimeField(db_index=True)),
+                ('history_salt', models.CharField(default=ratelimits.salts.new_salt, editable=False, max_length=32)),
                 ('history_change_reason', models.CharField(max_length=100, null=True)),
                 ('history_type', models.CharField(choices=[('+', 'Created'), ('~', 'Changed'), ('-', 'Deleted')], max_length=1)),
                 ('history_user', models.ForeignKey(db_constraint=False, null=True, on_delete=ratelimits.models.users.set_null, related_name='+', to=settings.AUTH_USER_MODEL)),
@@ -484,6 +505,7 @@ class Migration(migrations.Migration):
                 ('shard', models.SmallIntegerField(db_index=True, default=0, editable=False, verbose_name='shard')),
                 ('history_id', models.AutoField(primary_key=True, serialize=False)),
                 ('history_date', ratelimits.moments.columns.UTCDateTimeField(db_index=True)),
+                ('history_salt', models.CharField(default=ratelimits.salts.new_salt, editable=False, max_length=32)),
                 ('history_change_reason', models.CharField(max_length=100, null=True)),
                 ('history_type', models.CharField(choices=[('+', 'Created'), ('~', 'Changed'), ('-', 'Deleted')], max_length=1)),
                 ('history_user', models.ForeignKey(db_constraint=False, null=True, on_delete=ratelimits.models.users.set_null, related_name='+', to=settings.AUTH_USER_MODEL)),
@@ -507,6 +529,7 @@ class Migration(migrations.Migration):
                 ('currency', models.CharField(blank=True, help_text="Currency of the plan's prices, such as EUR. Leave the field empty if the plan has no prices.", max_length=3, validators=[ratelimits.models.accounts.validate_currency], verbose_name='currency')),
                 ('history_id', models.AutoField(primary_key=True, serialize=False)),
                 ('history_date', ratelimits.moments.columns.UTCDateTimeField(db_index=True)),
+                ('history_salt', models.CharField(default=ratelimits.salts.new_salt, editable=False, max_length=32)),
                 ('history_change_reason', models.CharField(max_length=100, null=True)),
                 ('history_type', models.CharField(choices=[('+', 'Created'), ('~', 'Changed'), ('-', 'Deleted')], max_length=1)),
                 ('history_user', models.ForeignKey(db_constraint=False, null=True, on_delete=ratelimits.models.users.set_null, related_name='+', to=settings.AUTH_USER_MODEL)),
@@ -679,6 +702,7 @@ class Migration(migrations.Migration):
                 ('prefetch', models.PositiveIntegerField(blank=True, help_text='Maximum number of requests whose permits a process takes in advance in one call. The process then spends these permits without asking Redis. These requests are counted as usage at most a second later. If the process is killed, some of these requests are not counted. For each key and kind of request, these are fewer than the number in this field. The report then shows a gap. Leave it empty to let Redis decide and count every request.', null=True, verbose_name='permits per prefetch')),
                 ('history_id', models.AutoField(primary_key=True, serialize=False)),
                 ('history_date', ratelimits.moments.columns.UTCDateTimeField(db_index=True)),
+                ('history_salt', models.CharField(default=ratelimits.salts.new_salt, editable=False, max_length=32)),
                 ('history_change_reason', models.CharField(max_length=100, null=True)),
                 ('history_type', models.CharField(choices=[('+', 'Created'), ('~', 'Changed'), ('-', 'Deleted')], max_length=1)),
                 ('history_user', models.ForeignKey(db_constraint=False, null=True, on_delete=ratelimits.models.users.set_null, related_name='+', to=settings.AUTH_USER_MODEL)),
@@ -707,6 +731,7 @@ class Migration(migrations.Migration):
                 ('fees_due', models.CharField(choices=[('usage', 'with usage: if the meter has usage above 0 in the period'), ('report', 'with each report: also without usage, if the account has a report')], default='usage', help_text='When the flat fee and the minimum are due. Usage is what the account used, minus refunds, plus or minus adjustments. Refused requests and requests that were given back are no usage.', max_length=10, verbose_name='fees are due')),
                 ('history_id', models.AutoField(primary_key=True, serialize=False)),
                 ('history_date', ratelimits.moments.columns.UTCDateTimeField(db_index=True)),
+                ('history_salt', models.CharField(default=ratelimits.salts.new_salt, editable=False, max_length=32)),
                 ('history_change_reason', models.CharField(max_length=100, null=True)),
                 ('history_type', models.CharField(choices=[('+', 'Created'), ('~', 'Changed'), ('-', 'Deleted')], max_length=1)),
                 ('history_user', models.ForeignKey(db_constraint=False, null=True, on_delete=ratelimits.models.users.set_null, related_name='+', to=settings.AUTH_USER_MODEL)),
@@ -732,6 +757,7 @@ class Migration(migrations.Migration):
                 ('shard', models.SmallIntegerField(db_index=True, default=0, editable=False, verbose_name='shard')),
                 ('history_id', models.AutoField(primary_key=True, serialize=False)),
                 ('history_date', ratelimits.moments.columns.UTCDateTimeField(db_index=True)),
+                ('history_salt', models.CharField(default=ratelimits.salts.new_salt, editable=False, max_length=32)),
                 ('history_change_reason', models.CharField(max_length=100, null=True)),
                 ('history_type', models.CharField(choices=[('+', 'Created'), ('~', 'Changed'), ('-', 'Deleted')], max_length=1)),
                 ('history_user', models.ForeignKey(db_constraint=False, null=True, on_delete=ratelimits.models.users.set_null, related_name='+', to=settings.AUTH_USER_MODEL)),
@@ -755,6 +781,7 @@ class Migration(migrations.Migration):
                 ('quantity', models.PositiveBigIntegerField(help_text='Units of the meter that are included in each billing period.', verbose_name='quantity')),
                 ('history_id', models.AutoField(primary_key=True, serialize=False)),
                 ('history_date', ratelimits.moments.columns.UTCDateTimeField(db_index=True)),
+                ('history_salt', models.CharField(default=ratelimits.salts.new_salt, editable=False, max_length=32)),
                 ('history_change_reason', models.CharField(max_length=100, null=True)),
                 ('history_type', models.CharField(choices=[('+', 'Created'), ('~', 'Changed'), ('-', 'Deleted')], max_length=1)),
                 ('history_user', models.ForeignKey(db_constraint=False, null=True, on_delete=ratelimits.models.users.set_null, related_name='+', to=settings.AUTH_USER_MODEL)),
@@ -782,6 +809,7 @@ class Migration(migrations.Migration):
                 ('shard', models.SmallIntegerField(db_index=True, default=0, editable=False, verbose_name='shard')),
                 ('history_id', models.AutoField(primary_key=True, serialize=False)),
                 ('history_date', ratelimits.moments.columns.UTCDateTimeField(db_index=True)),
+                ('history_salt', models.CharField(default=ratelimits.salts.new_salt, editable=False, max_length=32)),
                 ('history_change_reason', models.CharField(max_length=100, null=True)),
                 ('history_type', models.CharField(choices=[('+', 'Created'), ('~', 'Changed'), ('-', 'Deleted')], max_length=1)),
                 ('history_user', models.ForeignKey(db_constraint=False, null=True, on_delete=ratelimits.models.users.set_null, related_name='+', to=settings.AUTH_USER_MODEL)),
@@ -892,6 +920,7 @@ class Migration(migrations.Migration):
                 ('shard', models.PositiveIntegerField(verbose_name='shard')),
                 ('name', models.CharField(max_length=200, verbose_name='batch')),
                 ('reason', models.CharField(max_length=300, verbose_name='reason')),
+                ('salt', models.CharField(default=ratelimits.salts.new_salt, editable=False, max_length=32, verbose_name='salt')),
                 ('content', models.CharField(max_length=64, verbose_name='digest of its content')),
                 ('fields', models.JSONField(default=dict, verbose_name='fields')),
                 ('arrived_at', ratelimits.moments.columns.UTCDateTimeField(auto_now_add=True, verbose_name='arrived at')),
@@ -948,6 +977,7 @@ class Migration(migrations.Migration):
                 ('columns_version', models.PositiveSmallIntegerField(db_default=1, default=1, verbose_name='version of the columns')),
                 ('line_count', models.PositiveIntegerField(default=0, verbose_name='lines')),
                 ('previous_digest', models.CharField(blank=True, max_length=64, verbose_name='digest of the version before')),
+                ('salt', models.CharField(default=ratelimits.salts.new_salt, editable=False, max_length=32, verbose_name='salt')),
                 ('digest', models.CharField(max_length=64, verbose_name='digest')),
                 ('signature', models.CharField(blank=True, max_length=64, verbose_name='signature')),
                 ('finalised_at', ratelimits.moments.columns.UTCDateTimeField(auto_now_add=True, verbose_name='finalised at')),
@@ -1021,6 +1051,7 @@ class Migration(migrations.Migration):
                 ('created_at', ratelimits.moments.columns.UTCDateTimeField(auto_now_add=True, verbose_name='created at')),
                 ('approval', models.CharField(choices=[('unasked', 'not asked for'), ('waiting', 'waiting'), ('approved', 'approved'), ('refused', 'refused')], default=ratelimits.models.adjustments.initial_approval, editable=False, max_length=10, verbose_name='approval')),
                 ('decided_at', ratelimits.moments.columns.UTCDateTimeField(blank=True, editable=False, null=True, verbose_name='approved or refused at')),
+                ('salt', models.CharField(default=ratelimits.salts.new_salt, editable=False, max_length=32, verbose_name='salt')),
                 ('author', models.ForeignKey(db_constraint=False, editable=False, on_delete=ratelimits.models.users.protect, related_name='+', to=settings.AUTH_USER_MODEL, verbose_name='author')),
                 ('decided_by', models.ForeignKey(blank=True, db_constraint=False, editable=False, null=True, on_delete=ratelimits.models.users.protect, related_name='+', to=settings.AUTH_USER_MODEL, verbose_name='approved or refused by')),
                 ('report', models.ForeignKey(blank=True, editable=False, help_text='The report version that contains the adjustment; empty if no report contains it yet.', null=True, on_delete=django.db.models.deletion.PROTECT, related_name='adjustments', to='ratelimits.report', verbose_name='report')),

@@ -10,6 +10,7 @@ from ratelimits.models.alerts import Alert, AlertChannel, AlertDelivery, AlertSt
 from ratelimits.models.customers import Customer, Move, Name
 from ratelimits.models.keys import KeyKind
 from ratelimits.models.ledger import ArchivedRange, Batch, ChainMark, Line, QuarantinedBatch, ShardState
+from ratelimits.models.ledger.erased import ErasedDigest
 from ratelimits.models.ledger.gaps import DurabilityGap, GapChange, GapKind, ProcessTotal
 from ratelimits.models.overrides import KeyOverride
 from ratelimits.models.periods import FrozenPeriod
@@ -39,6 +40,7 @@ __all__ = [
     "ConfigVersion",
     "Customer",
     "DurabilityGap",
+    "ErasedDigest",
     "FrozenPeriod",
     "GapChange",
     "GapKind",

@@ -23,6 +23,7 @@ from ratelimits.models.ledger import moment
 from ratelimits.models.periods import FrozenPeriod, freeze_one, timelines_of
 from ratelimits.models.reports import Report, ReportLine
 from ratelimits.moments.columns import UTCDateTimeField
+from ratelimits.salts import SALT_BYTES, new_salt
 
 
 def initial_approval() -> str:
@@ -105,6 +106,9 @@ class Adjustment(models.Model):
         verbose_name=_("report"),
         help_text=_("The report version that contains the adjustment; empty if no report contains it yet."),
     )
+
+    #: The digest of this row in a manifest includes this salt. An erasure gives the row another one (ledger/erased.py).
+    salt = models.CharField(_("salt"), max_length=2 * SALT_BYTES, default=new_salt, editable=False)
 
     class Meta:
         verbose_name = _("adjustment")

@@ -29,6 +29,7 @@ from ratelimits.models import users
 from ratelimits.models.keys import key_shard
 from ratelimits.models.versions import Edit, Tombstone
 from ratelimits.moments.columns import UTCDateTimeField
+from ratelimits.salts import SALT_BYTES, new_salt
 
 #: Maximum number of names in one query.
 _CHUNK = 1000
@@ -41,11 +42,6 @@ def new_token() -> str:
     return b32encode(secrets.token_bytes(10)).decode().lower()
 
 
-def new_salt() -> bytes:
-    """Return 16 random bytes, with which digests hide the names of a customer."""
-    return secrets.token_bytes(16)
-
-
 #: The rows of a customer have this text and the customer's token while the customer has no text. No request has it,
 #: since the token is random.
 WAITING = "=~"
@@ -56,7 +52,8 @@ class Customer(models.Model):
     """Who pays. A customer keeps its token for ever, also if its names or its account row change."""
 
     token = models.CharField(_("token"), max_length=16, unique=True, default=new_token, editable=False)
-    salt = models.BinaryField(_("salt"), default=new_salt, editable=False)
+    #: An erasure makes the pseudonyms of the customer's names with this salt, and deletes it: "" after an erasure.
+    salt = models.CharField(_("salt"), max_length=2 * SALT_BYTES, default=new_salt, blank=True, editable=False)
 
     class Meta:
         verbose_name = _("customer")
@@ -84,6 +81,8 @@ class Name(models.Model):
     counter = models.BigIntegerField(_("number in Redis"), default=0)
     shard = models.SmallIntegerField(_("shard"), db_index=True)
     version = models.BigIntegerField(_("version"), default=0, db_index=True)
+    #: The same in all rows of a text. Digests of the text's process totals in manifests include it.
+    salt = models.CharField(_("salt"), max_length=2 * SALT_BYTES, default=new_salt, editable=False)
 
     class Meta:
         verbose_name = _("name of a customer")
@@ -132,6 +131,8 @@ class Move(models.Model):
     former = models.ForeignKey(Customer, models.PROTECT, related_name="+", verbose_name=_("former customer"))
     customer = models.ForeignKey(Customer, models.PROTECT, related_name="+", verbose_name=_("customer"))
     since = models.BigIntegerField(_("since (s)"))
+    #: The configuration's version from which on rows about the text are about the new customer; 0 if it had the text.
+    version = models.BigIntegerField(_("version"), default=0)
     adjusted_since = models.BigIntegerField(_("adjusted since (s)"), null=True, blank=True)
     counted_again = models.BooleanField(_("counted again"), default=False)
     reason = models.CharField(_("reason"), max_length=200, blank=True)
@@ -190,6 +191,14 @@ def names_of(using: str, texts: Iterable[str]) -> dict[str, list[DatedName]]:
         rows = Name.objects.using(using).filter(identifier__in=chunk).order_by("since")
         for text, since, customer in rows.values_list("identifier", "since", "customer"):
             found.setdefault(text, []).append(DatedName(since, customer))
+    return found
+
+
+def salts_of(using: str, texts: Iterable[str]) -> dict[str, str]:
+    """Return the salt of each account text. Leave out texts that are no names."""
+    found: dict[str, str] = {}
+    for chunk in _chunks(sorted(set(texts))):
+        found |= dict(Name.objects.using(using).filter(identifier__in=chunk).values_list("identifier", "salt"))
     return found
 
 

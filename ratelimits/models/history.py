@@ -19,6 +19,7 @@ from simple_history.models import HistoricalRecords
 from ratelimits import moments
 from ratelimits.models import users
 from ratelimits.moments.columns import UTCDateTimeField
+from ratelimits.salts import SALT_BYTES, new_salt
 
 #: Length of the history's column for change reasons, in characters.
 MAX_REASON = 100
@@ -73,7 +74,10 @@ class History(HistoricalRecords):  # type: ignore[misc]
             settings.AUTH_USER_MODEL, users.set_null, null=True, related_name="+", db_constraint=False
         )
         moment = UTCDateTimeField(db_index=True)
-        return {**super().get_extra_fields(model, fields), "history_user": user, "history_date": moment}
+        # The digest of a record in a manifest includes this salt. An erasure gives the record another one.
+        salt = models.CharField(max_length=2 * SALT_BYTES, default=new_salt, editable=False)
+        extra = {"history_user": user, "history_date": moment, "history_salt": salt}
+        return {**super().get_extra_fields(model, fields), **extra}
 
     def create_historical_record(self, instance: Any, history_type: str, using: str | None = None) -> None:
         """Add a record. Its moment is now, or the row's `_history_date`."""

@@ -19,6 +19,7 @@ from ratelimits.models.customers import Customer
 from ratelimits.models.ledger import moment
 from ratelimits.models.ledger.sums import MAX_TOTAL
 from ratelimits.moments.columns import UTCDateTimeField
+from ratelimits.salts import SALT_BYTES, new_salt
 
 
 def _day(microseconds: int) -> str:
@@ -127,6 +128,8 @@ class Report(models.Model):
     columns_version = models.PositiveSmallIntegerField(_("version of the columns"), default=1, db_default=1)
     line_count = models.PositiveIntegerField(_("lines"), default=0)
     previous_digest = models.CharField(_("digest of the version before"), max_length=64, blank=True)
+    #: The digest of the report includes this salt. An erasure gives the report another one (see ledger/erased.py).
+    salt = models.CharField(_("salt"), max_length=2 * SALT_BYTES, default=new_salt, editable=False)
     digest = models.CharField(_("digest"), max_length=64)
     signature = models.CharField(_("signature"), max_length=64, blank=True)
     finalised_at = UTCDateTimeField(_("finalised at"), auto_now_add=True)

@@ -97,9 +97,8 @@ _GAPS = COLUMNS.index("durability_gap")
 def own_columns(report: Report) -> list[Any]:
     """Return a report's own columns. They are the first part of the data from which the report's digest is made."""
     return [
-        # Earlier versions of this app had no prices. A report without prices must keep the digest that those versions
-        # gave it.
-        "ratelimits report 2" if report.prices else "ratelimits report 1",
+        "ratelimits report 3",
+        report.salt,
         report_id(report.customer_id, report.period_start),
         report.version,
         report.period_start,
@@ -113,7 +112,7 @@ def own_columns(report: Report) -> list[Any]:
         report.chain_head,
         report.gaps,
         report.previous_digest,
-        *([report.prices] if report.prices else ()),
+        report.prices,
         # Later versions of the app added columns. A report with the columns of version 1 must keep its old digest.
         *([{"columns": report.columns_version}] if report.columns_version > 1 else ()),
     ]

@@ -6,9 +6,12 @@ The watermark of a shard is the moment before which all usage of the shard is in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum, auto
 from itertools import count, islice
+from operator import add
 from typing import Any
 from zlib import crc32
 
@@ -27,12 +30,14 @@ from ratelimits.models.ledger import (
 )
 from ratelimits.models.ledger.gaps import DurabilityGap, GapKind
 from ratelimits.usage import crash, gaps
-from ratelimits.usage.packet import DIGEST_BYTES, Packet, chained, values
+from ratelimits.usage.packet import Packet, chained, content_digest, header_of, values
 
 #: The columns of a line, in the order in which they are written.
 COLUMNS = ("id", "batch_id", *SUBJECT, *COUNTERS, "checksum")
 #: How many lines one call of `executemany` writes, and how many lines COPY gets at once.
 _LINES_PER_INSERT, _LINES_PER_COPY = 2000, 500
+#: The first two columns of `SUBJECT`, account and key, are names.
+_FIRST_WITHOUT_NAMES = SUBJECT.index("meter")
 
 
 class BatchOutcome(Enum):
@@ -148,26 +153,27 @@ def _apply_again(using: str, state: ShardState, packet: Packet, fence: str) -> B
     rows = Batch.objects.using(using).filter(shard=packet.shard, incarnation=packet.incarnation)
     in_ledger = rows.filter(first_seq__lte=packet.seq, seq__gte=packet.seq).first()
     assert in_ledger is not None
-    if in_ledger.first_seq != in_ledger.seq:
-        # `parts` has the digest of each joined batch, one after the other.
-        start = DIGEST_BYTES * (packet.seq - in_ledger.first_seq)
-        if bytes(in_ledger.parts)[start : start + DIGEST_BYTES].hex() == packet.content:
-            return BatchOutcome.DONE_BEFORE
-        return quarantine(using, state, packet, "a batch that was compacted came again with different contents")
-    if in_ledger.content == packet.content:
+    salt, is_joined = in_ledger.salt_of(packet.seq), in_ledger.first_seq != in_ledger.seq
+    # The digest with the same salt. Without a salt, only counters can be compared: names were replaced meanwhile.
+    content = content_digest(header_of(replace(packet, salt=salt)), packet.lines)
+    if salt and content == in_ledger.contents()[packet.seq - in_ledger.first_seq]:
         return BatchOutcome.DONE_BEFORE
-    split = len(SUBJECT)
+    if salt and is_joined:
+        return quarantine(using, state, packet, "a batch that was compacted came again with different contents")
+    first_column = 0 if salt else _FIRST_WITHOUT_NAMES
     ledger_rows = in_ledger.lines().values_list(*SUBJECT, *COUNTERS)
-    ledger_counts = {tuple(map(str, row[:split])): row[split:] for row in ledger_rows}
-    for line in packet.lines:
-        row = values(line)
-        counts = ledger_counts.get(tuple(row[:split]))
-        if counts is None or any(int(new) > old for new, old in zip(row[split:], counts, strict=True)):
+    ledger_counts = _sums(ledger_rows.iterator(_LINES_PER_INSERT), first_column)
+    packet_counts = _sums(map(values, packet.lines), first_column)
+    for subject, counts in packet_counts.items():
+        known = ledger_counts.get(subject)
+        if known is None or any(new > old for new, old in zip(counts, known, strict=True)):
             return quarantine(using, state, packet, "the batch came again with usage that the ledger does not have")
+    if not salt and (is_joined or packet_counts == ledger_counts):
+        return BatchOutcome.DONE_BEFORE
     gaps.declare(
         using,
         GapKind.FORK,
-        f"{packet.shard}:{packet.incarnation}:{packet.seq}:{packet.content}",
+        f"{packet.shard}:{packet.incarnation}:{packet.seq}:{_digest_without_names(packet)}",
         shard=packet.shard,
         since=packet.opened_at,
         until=max(packet.sealed_at, in_ledger.sealed_at),
@@ -180,6 +186,21 @@ def _apply_again(using: str, state: ShardState, packet: Packet, fence: str) -> B
         ),
     )
     return BatchOutcome.DISCARDED
+
+
+def _digest_without_names(packet: Packet) -> str:
+    """Return a digest of a packet's counters that is the same each time that the packet comes."""
+    sums = _sums(map(values, packet.lines), _FIRST_WITHOUT_NAMES)
+    return hashlib.sha256(repr(sorted(sums.items())).encode()).hexdigest()
+
+
+def _sums(rows: Iterable[Sequence[Any]], first_column: int) -> dict[tuple[str, ...], list[int]]:
+    """Return the sums of the counters of lines, by the columns of `SUBJECT` from `first_column` on."""
+    split, sums = len(SUBJECT), dict[tuple[str, ...], list[int]]()
+    for row in rows:
+        counts = sums.setdefault(tuple(map(str, row[first_column:split])), [0] * len(COUNTERS))
+        counts[:] = map(add, counts, map(int, row[split:]))
+    return sums
 
 
 def quarantine(
@@ -196,12 +217,13 @@ def quarantine(
         name, digest = f"{packet.incarnation}:{packet.seq}", packet.content
         fields = [line.decode() for line in packet.lines]
     # Texts are cut to the lengths of their columns.
-    quarantined, _new = QuarantinedBatch.objects.using(using).get_or_create(
-        shard=state.shard,
-        name=name[:200],
-        content=digest,
-        defaults={"reason": reason[:300], "fields": fields},
-    )
+    rows = QuarantinedBatch.objects.using(using).filter(shard=state.shard, name=name[:200])
+    # The digest has another salt each time, so the contents themselves are compared.
+    quarantined = next((row for row in rows if row.content == digest or row.fields == fields), None)
+    if quarantined is None:
+        quarantined = rows.create(
+            shard=state.shard, name=name[:200], content=digest, reason=reason[:300], fields=fields
+        )
     # If a person has resolved a batch with the same contents before, it does not freeze the watermark again.
     state.frozen = state.frozen or quarantined.resolved_at is None
     if packet is not None:
@@ -229,6 +251,7 @@ def insert(using: str, state: ShardState, packet: Packet, fence: str) -> None:
         previous_cum=packet.previous_cum,
         cum=packet.cum,
         previous_requests=packet.previous_requests,
+        salt=packet.salt,
         content=packet.content,
         previous_digest=state.head,
         digest=digest,

@@ -51,6 +51,17 @@ MOVE_STEPS = (
     "move:adjusted",
     "move:committed",
 )
+#: The steps of erasing a customer.
+ERASE_STEPS = (
+    "erase:archives-written",
+    "erase:lines-written",
+    "erase:reports-written",
+    "erase:configuration-written",
+    "erase:totals-written",
+    "erase:salt-deleted",
+    "erase:committed",
+    "erase:files-deleted",
+)
 #: The steps of pushing report lines to a billing system.
 PUSH_STEPS = (
     "push:locked",

@@ -15,14 +15,13 @@ from zlib import crc32
 
 from ratelimits.engine.keys import ANONYMOUS, LONGEST_NAME, ledger_name
 from ratelimits.models.ledger import Batch
+from ratelimits.salts import new_salt
 
 #: Running sums start again at 0 when they reach this number.
 CUM_MODULUS = 10**15
 #: Maximum of a 64-bit counter.
 _MAX_COUNT = 2**63 - 1
 
-#: Number of bytes of a SHA-256 digest.
-DIGEST_BYTES = 32
 #: A whole number of at most 18 digits, without zeros before it.
 _NUMBER = re.compile(rb"0|[1-9][0-9]{0,17}")
 #: The name of a field starts with the kind of requests (a: admitted, d: denied, r: refunded, s: refused in shadow mode)
@@ -84,7 +83,9 @@ class Packet:
     follows: str
     #: The canonical lines, sorted.
     lines: tuple[bytes, ...]
-    #: The digest of the batch's header and lines, in hexadecimal.
+    #: A random text with which the digest begins. It is another one each time that the batch is read.
+    salt: str
+    #: The digest of the batch's salt, header and lines, in hexadecimal.
     content: str
 
 
@@ -125,7 +126,8 @@ def content_digest(header: Sequence[str | int], lines: Sequence[bytes]) -> str:
 def header_of(batch: Packet | Batch) -> tuple[str | int, ...]:
     """Return the values of a batch that are in its digest before the lines."""
     return (
-        "ratelimits batch 3",
+        "ratelimits batch 4",
+        batch.salt,
         batch.shard,
         batch.incarnation,
         batch.seq,
@@ -277,6 +279,7 @@ def packet(shard: int, fields: Iterable[tuple[bytes, bytes]]) -> Packet:
         sealed_run,
         follows,
         tuple(lines),
+        salt=new_salt(),
         content="",
     )
     return replace(without_digest, content=content_digest(header_of(without_digest), lines))

@@ -16,6 +16,7 @@ from django.db.models import Q
 
 from ratelimits import moments
 from ratelimits.models.ledger import COUNTERS, SUBJECT, ArchivedRange, Batch, QuarantinedBatch, ShardState
+from ratelimits.salts import new_salt
 from ratelimits.usage.apply import insert
 from ratelimits.usage.packet import (
     CUM_MODULUS,
@@ -175,6 +176,7 @@ def _packet(quarantined: QuarantinedBatch, state: ShardState, lines: list[bytes]
         sealed_run=state.run,
         follows=quarantined.name[:100],
         lines=tuple(lines),
+        salt=new_salt(),
         content="",
     )
     return replace(without_digest, content=content_digest(header_of(without_digest), lines))

@@ -5,6 +5,7 @@ The database adds up the lines, in one statement for each table and each length 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -72,12 +73,27 @@ def add(using: str, ranges: Iterable[tuple[int, int]], now: int) -> None:
     _add_where(using, f"({where})", [bound for pair in pairs for bound in pair], now)
 
 
-def _add_where(using: str, where: str, values: Sequence[Any], now: int, progress: Progress | None = None) -> None:
-    """Add the lines for which the SQL condition `where` is true to the totals. `values` are its parameters."""
+def _add_where(
+    using: str,
+    where: str,
+    values: Sequence[Any],
+    now: int,
+    progress: Progress | None = None,
+    only: type[SpanTotal] = SpanTotal,
+) -> None:
+    """Add the lines for which the SQL condition `where` is true to the totals. `values` are its parameters.
+
+    `only` is the class of the totals; by default, add to all of them.
+    """
     connection = connections[using]
     quote = connection.ops.quote_name
     lines, sums = quote(Line._meta.db_table), [quote(name) for name in SUMS]
-    kinds = [(model, span, counters, names) for model, spans, names in _TABLES for span, counters in spans.items()]
+    kinds = [
+        (model, span, counters, names)
+        for model, spans, names in _TABLES
+        if issubclass(model, only)
+        for span, counters in spans.items()
+    ]
     for model, span, counters, names in (progress or Progress()).counted("kinds of totals", kinds, len(kinds)):
         table, subject = quote(model._meta.db_table), [quote(name) for name in names]
         set_sums = ", ".join(saturating_add(table, name) for name in sums)
@@ -106,6 +122,20 @@ def expire(using: str, now: int) -> int:
     return count
 
 
+def count_again(using: str, accounts: Sequence[str]) -> int:
+    """Delete the totals of keys of these accounts, and calculate them again. Return how many were deleted.
+
+    The shards of these accounts must be locked.
+    """
+    count = 0
+    for account in accounts:
+        count += KeyTotal.objects.using(using).filter(account=account)._raw_delete(using)
+    names = f"{connections[using].ops.quote_name('account')} IN ({', '.join(['%s'] * len(accounts))})"
+    where = f"{_is_tallied(using)} AND {names}"
+    _add_where(using, where, accounts, int(time.time()), only=KeyTotal)
+    return count
+
+
 def rebuild(using: str, now: int, progress: Progress | None = None) -> None:
     """Delete all totals, and calculate them again. Drains wait until this has ended.
 
@@ -120,12 +150,16 @@ def rebuild(using: str, now: int, progress: Progress | None = None) -> None:
             states.update(position=F("position"))  # A write as the first statement takes SQLite's write lock at once.
         for model, _spans, _names in _TABLES:
             model._default_manager.using(using).all()._raw_delete(using)
-        quote = connections[using].ops.quote_name
-        shard, position, tallied, batch = map(quote, ("shard", "position", "tallied", "batch_id"))
-        state_table, batch_table = quote(ShardState._meta.db_table), quote(Batch._meta.db_table)
-        is_tallied = (
-            f"{batch} NOT IN (SELECT {batch_table}.{quote('id')} FROM {batch_table} JOIN {state_table}"  # noqa: S608
-            f" ON {state_table}.{shard} = {batch_table}.{shard}"
-            f" WHERE {batch_table}.{position} > {state_table}.{tallied})"
-        )
-        _add_where(using, is_tallied, [], now, progress)
+        _add_where(using, _is_tallied(using), [], now, progress)
+
+
+def _is_tallied(using: str) -> str:
+    """Return the SQL condition for the lines of batches that were added to totals."""
+    quote = connections[using].ops.quote_name
+    shard, position, tallied, batch = map(quote, ("shard", "position", "tallied", "batch_id"))
+    state_table, batch_table = quote(ShardState._meta.db_table), quote(Batch._meta.db_table)
+    return (
+        f"{batch} NOT IN (SELECT {batch_table}.{quote('id')} FROM {batch_table} JOIN {state_table}"  # noqa: S608
+        f" ON {state_table}.{shard} = {batch_table}.{shard}"
+        f" WHERE {batch_table}.{position} > {state_table}.{tallied})"
+    )

@@ -381,6 +381,7 @@ ACTIONS: dict[tuple[str, str], tuple[Test, bool]] = {
     **{("Rule", name): (may("change"), True) for name in ("enforce", "shadow", "switch_off")},
     **{("QuarantinedBatch", name): (may("resolve"), True) for name in ("accept", "discard")},
     ("AlertDelivery", "again"): (may("change"), True),
+    ("Account", "erase_customer"): (may("erase"), True),
     ("DurabilityGap", "acknowledge"): (may("acknowledge"), True),
     ("Report", "verify"): (see, False),
     ("Adjustment", "finalise"): (see, False),  # and may finalise: tests/admin/test_open_periods.py
@@ -410,6 +411,8 @@ def test_an_action_is_for_those_who_may(model: type[models.Model], name: str) ->
             model._default_manager.filter(pk=row.pk).update(approval="waiting")
         before = state()
         values = {"action": name, "_selected_action": [row.pk], "post": "yes"}
+        if name == "erase_customer":
+            values["_confirmed"] = "yes"
         if name == "acknowledge":
             model._default_manager.filter(pk=row.pk).update(acknowledged_at=None)
             before, values = state(), values | {"_confirmed": "yes", "reason": "seen"}

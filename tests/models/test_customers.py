@@ -26,7 +26,7 @@ def test_a_saved_account_has_a_customer_and_keeps_it() -> None:
     assert (name.identifier, name.since, name.until) == ("acme", 0, None)
     assert name.version == acme.version
     assert len(name.customer.token) == 16
-    assert len(bytes(name.customer.salt)) == 16
+    assert len(bytes.fromhex(name.customer.salt)) == 16
     before = token()
     acme.name = "Acme Ltd."
     acme.save()

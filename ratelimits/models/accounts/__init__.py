@@ -179,6 +179,7 @@ class Account(Versioned):
         verbose_name = _("account")
         verbose_name_plural = _("accounts")
         ordering = ["identifier"]
+        permissions = [("erase", _("Can erase customers"))]
 
     def __str__(self) -> str:
         return self.name or self.identifier

@@ -18,6 +18,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.moments.columns import UTCDateTimeField
+from ratelimits.salts import SALT_BYTES, new_salt
 
 #: The primary key of a line is its batch's primary key times this number, plus the line's number in the batch (from
 #: 0). So the primary key identifies the batch too, and no second index is needed. A batch has at most this number of
@@ -145,6 +146,8 @@ class Batch(models.Model):
         _("running sum of requests before"),
         help_text=_("Sum of all requests, without their units, before this batch, modulo 10^15."),
     )
+    #: The digest of the content begins with this salt. An erasure gives the batch another one (see erased.py).
+    salt = models.CharField(_("salt"), max_length=2 * SALT_BYTES, default=new_salt, editable=False)
     content = models.CharField(_("digest of its content"), max_length=64)
     previous_digest = models.CharField(_("digest before"), max_length=64, blank=True)
     digest = models.CharField(
@@ -169,6 +172,9 @@ class Batch(models.Model):
     first_seq = models.BigIntegerField(_("first number"))
     first_position = models.BigIntegerField(_("first position"))
     parts = models.BinaryField(_("digests of its parts"), default=b"", editable=False)
+    #: Of a compacted batch: the salts of `parts`. If an erasure replaced names of a batch, compacted or not, there are
+    #: only zeros for the digests that were made before.
+    part_salts = models.BinaryField(_("salts of its parts"), default=b"", editable=False)
     signature = models.CharField(_("signature"), max_length=64, blank=True)
 
     class Meta:
@@ -186,6 +192,15 @@ class Batch(models.Model):
         """Return the content digest of each sealed batch in this row, in hexadecimal."""
         parts = bytes(self.parts)  # Each digest is 32 bytes of SHA-256.
         return [parts[start : start + 32].hex() for start in range(0, len(parts), 32)] or [self.content]
+
+    def salt_of(self, seq: int) -> str:
+        """Return the salt of the sealed batch with this number in this row; "" if an erasure deleted the salt."""
+        salts = bytes(self.part_salts)
+        if not salts:
+            return self.salt
+        start = SALT_BYTES * (seq - self.first_seq)
+        salt = salts[start : start + SALT_BYTES]
+        return salt.hex() if any(salt) else ""
 
     def line_ids(self) -> tuple[int, int]:
         """Return the range of the primary keys of this batch's lines: the first key, and the end (not included)."""
@@ -324,6 +339,8 @@ class QuarantinedBatch(models.Model):
     shard = models.PositiveIntegerField(_("shard"))
     name = models.CharField(_("batch"), max_length=200)
     reason = models.CharField(_("reason"), max_length=300)
+    #: The digest of this row in a manifest includes this salt. An erasure gives the row another one (see erased.py).
+    salt = models.CharField(_("salt"), max_length=2 * SALT_BYTES, default=new_salt, editable=False)
     content = models.CharField(_("digest of its content"), max_length=64)
     fields: Any = models.JSONField(_("fields"), default=dict)
     arrived_at = UTCDateTimeField(_("arrived at"), auto_now_add=True)

@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.ledger import moment
 from ratelimits.moments.columns import UTCDateTimeField
+from ratelimits.salts import SALT_BYTES, new_salt
 
 #: The names of the fence that are fsync policies of the server (`DurabilityGap.fsync`, `Batch.fence`). The app has read
 #: them from the server and has waited for its disk. All other names are weaker promises.
@@ -69,6 +70,8 @@ class DurabilityGap(models.Model):
     reason = models.CharField(_("reason"), max_length=200, blank=True)
     declared_at = UTCDateTimeField(_("declared at"), auto_now_add=True)
     recovered_at = UTCDateTimeField(_("recovered at"), null=True, blank=True)
+    #: The digest of this row in a manifest includes this salt. An erasure gives the row another one (see erased.py).
+    salt = models.CharField(_("salt"), max_length=2 * SALT_BYTES, default=new_salt, editable=False)
 
     class Meta:
         verbose_name = _("durability gap")

@@ -20,7 +20,8 @@ from django.db.models import Count, Max
 from ratelimits import signatures
 from ratelimits.algorithms import calendar
 from ratelimits.conf import conf
-from ratelimits.models import Adjustment, ArchivedRange, Batch, Report, ShardState
+from ratelimits.models import Adjustment, ArchivedRange, Batch, ProcessTotal, Report, ShardState
+from ratelimits.models.customers import make_missing
 from ratelimits.progress import Progress
 from ratelimits.reports.closing.labelled import open_in
 from ratelimits.reports.periods import SECOND, checked_month, month_window
@@ -28,10 +29,7 @@ from ratelimits.reports.verify import manifest_conditional, manifest_history, ma
 from ratelimits.reports.verify.manifest_sections import TABLES, rows_of
 from ratelimits.usage.packet import chained
 
-FORMAT = "ratelimits manifest 4"
-#: A manifest of this format proves less than a manifest of FORMAT: it has no conditional part (see
-#: manifest_conditional), and fewer columns of deliveries.
-OLD_FORMAT = "ratelimits manifest 3"
+FORMAT = "ratelimits manifest 5"
 #: Maximum number of times that the rows are read. If a report is finalised meanwhile, they are read again.
 _TRIES = 3
 #: Maximum time from the start of an edit until its commit. An edit that started before a manifest was written can be
@@ -65,6 +63,10 @@ def build(using: str, month: str, progress: Progress | None = None) -> dict[str,
     `progress` shows the stages that can take long. Raise ValueError if `month` is not a month.
     """
     columns = _columns()
+    # The digests of process totals include the salts of account texts, so each text needs one now.
+    start, end = month_window(month)
+    totals = ProcessTotal.objects.using(using).filter(bin__gte=start // SECOND, bin__lt=end // SECOND)
+    make_missing(using, totals.order_by().values_list("account", flat=True).distinct())
     for _try in range(_TRIES):
         before = _fingerprint(using)
         listed = _sections(using, month, columns, progress)
@@ -122,15 +124,13 @@ def _sections(
     `columns` has the columns from which digests are made, by section.
     """
     start, end = month_window(month)
-    # A manifest of the old format does not list the columns of deliveries.
-    delivery_columns = columns.get("deliveries", manifest_sections.OUTCOME)
     return {
         "reports": dict(manifest_sections.reports(using, month, progress)),
         **{
             section: rows_of(table.rows(using, month), table.name_column, columns[section])
             for section, table in TABLES.items()
         },
-        "deliveries": dict(manifest_sections.deliveries(using, month, delivery_columns, progress)),
+        "deliveries": dict(manifest_sections.deliveries(using, month, columns["deliveries"], progress)),
         "process_totals": dict(manifest_sections.process_totals(using, start, end, progress)),
     }
 
@@ -158,16 +158,16 @@ def parse(text: str) -> dict[str, Any]:
     """Return the manifest in the text of a file. Raise ManifestError if the text is not a manifest."""
     try:
         manifest = json.loads(text)
-        if manifest["format"] not in (FORMAT, OLD_FORMAT):
+        if manifest["format"] != FORMAT:
             raise ManifestError(
-                f"its format is {manifest['format']!r}, but this version of ratelimits reads {FORMAT!r} and"
-                f" {OLD_FORMAT!r}: use the version that wrote the manifest"
+                f"its format is {manifest['format']!r}, but this version of ratelimits reads {FORMAT!r}: use the"
+                " version that wrote the manifest"
             )
         checked_month(manifest["month"])
         checks = [isinstance(manifest[section], dict) for section in _OBJECTS]
         checks += [isinstance(manifest["open"], list)]
-        checks += [isinstance(manifest["columns"][section], list) for section in TABLES]
-        checks += [manifest["format"] == OLD_FORMAT or isinstance(manifest["conditional"], dict)]
+        checks += [isinstance(manifest["columns"][section], list) for section in (*TABLES, "deliveries")]
+        checks += [isinstance(manifest["conditional"], dict)]
         checks += [isinstance(manifest["signature"], str), datetime.fromisoformat(manifest["written_at"]).tzinfo == UTC]
         checks += [type(entry["newest"]) is int for entry in manifest["history"].values()]
         checks += [isinstance(entry["columns"], list) for entry in manifest["history"].values()]

@@ -50,12 +50,9 @@ def compare(using: str, manifest: dict[str, Any], sources: Sequence[str], checke
     """Yield a sentence for each difference that the app itself cannot have made.
 
     `sources` are the aliases of the databases that contain the ledger's batches. `checked` counts the entries.
-    Manifests of format 3 do not have a conditional part.
     """
-    conditional: dict[str, Any] = manifest.get("conditional", {})
+    conditional: dict[str, Any] = manifest["conditional"]
     checked["entries of manifests"] += sum(map(len, conditional.values()))
-    if not conditional:
-        return
     yield from _compare_shards(using, manifest, conditional, sources)
     yield from _compare_rows(using, manifest, conditional)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from django.db.models import Exists, F, Max, OuterRef, Q
 
+from ratelimits.models.ledger import erased
 from ratelimits.models.raw.adoption import MODELS, never_recorded, with_newest_record
 from ratelimits.progress import Progress
 from ratelimits.reports.build import CHUNK
@@ -21,8 +23,7 @@ def history(
     """Return a digest of the history of each model of the configuration, up to its newest record.
 
     `listed` is this section of an earlier manifest. If `listed` is given, make the digests from the same records and
-    columns as that manifest, and with the same precision of times. Newer manifests cut times to milliseconds, because
-    fixtures (`dumpdata`) have no more digits.
+    columns as that manifest.
     """
     section = {}
     total = sum(model.history.using(using).count() for model in MODELS) if progress is not None else None
@@ -33,17 +34,26 @@ def history(
         earlier = (listed or {}).get(name)
         if listed is not None and earlier is None:
             continue
-        known = {field.attname for field in records.model._meta.concrete_fields}
-        columns = sorted(known) if earlier is None else [column for column in earlier["columns"] if column in known]
+        known = columns_of(model)
+        columns = known if earlier is None else [column for column in earlier["columns"] if column in known]
         newest = (records.aggregate(newest=Max("pk"))["newest"] or 0) if earlier is None else earlier["newest"]
-        precision = {} if earlier is not None and "times" not in earlier else {"times": "milliseconds"}
         digest = hashlib.sha256()
-        for row in records.filter(pk__lte=newest).order_by("pk").values_list(*columns).iterator(CHUNK):
-            values = [_in_milliseconds(value) for value in row] if precision else row
-            digest.update(digest_of(values).encode())
-            count(1)
-        section[name] = {"newest": newest, "columns": columns, "digest": digest.hexdigest(), **precision}
+        unread = records.filter(pk__lte=newest).order_by("pk").values_list(*columns).iterator(CHUNK)
+        while rows := list(islice(unread, CHUNK)):
+            digest.update("".join(erased.first_digests(using, list(map(record_digest, rows)))).encode())
+            count(len(rows))
+        section[name] = {"newest": newest, "columns": columns, "digest": digest.hexdigest()}
     return section
+
+
+def columns_of(model: Any) -> list[str]:
+    """Return the columns of a model's history from which digests of its records are made."""
+    return sorted(field.attname for field in model.history.model._meta.concrete_fields)
+
+
+def record_digest(values: Sequence[Any]) -> str:
+    """Return the digest of a record. Times are cut to milliseconds: fixtures (`dumpdata`) have no more digits."""
+    return digest_of([_in_milliseconds(value) for value in values])
 
 
 def _in_milliseconds(value: Any) -> Any:

@@ -26,9 +26,11 @@ from ratelimits.models import (
     Report,
     ReportLine,
 )
+from ratelimits.models.customers import salts_of
+from ratelimits.models.ledger import erased
 from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.progress import Progress
-from ratelimits.reports.build import CHUNK, in_order
+from ratelimits.reports.build import CHUNK
 from ratelimits.reports.closing.labelled import adjustments_of
 from ratelimits.reports.periods import SECOND, iso, month_window
 from ratelimits.reports.rows import report_id
@@ -37,15 +39,14 @@ from ratelimits.usage.retention.archive import day_of
 
 #: Columns of report lines whose sums a manifest lists.
 _TOTALS = ("consumed_quantity", "included_quantity", "overage_quantity", "refunded_quantity")
-#: The columns that the digest of a delivery covers in manifests of format 3: line, customer, event and outcome.
-OUTCOME = (
-    *("line_id", "customer", "meter", "overage", "event", "happened_at", "state", "unsure_since", "settled_at"),
-    "note",
-)
 #: Columns that say how a delivery is sent. Every attempt changes them.
 _SENDING = ("attempts", "claim", "due_at", "together")
-#: Columns of a delivery from which newer manifests make its digest.
-DELIVERY = (*OUTCOME, *_SENDING)
+#: Columns of a delivery from which its digest is made. The salt of its report hides its customer.
+DELIVERY = (
+    *("report__salt", "line_id", "customer", "meter", "overage", "event", "happened_at", "state", "unsure_since"),
+    *("settled_at", "note"),
+    *_SENDING,
+)
 #: The states of deliveries that are never sent again: accepted, or billed in another way.
 _SETTLED = (PushDelivery.State.ACCEPTED, PushDelivery.State.ELSEWHERE)
 
@@ -80,7 +81,7 @@ TABLES = {
     "gaps": Table(
         DurabilityGap,
         "durability gap",
-        "event",
+        "id",
         lambda using, month: _gaps(using, *month_window(month)),
         # A person may acknowledge a gap at any time.
         frozenset({"acknowledged_at", "acknowledged_by", "reason"}),
@@ -155,10 +156,7 @@ def deliveries(
     next_group = next(groups, None)
     for pk, group in groupby(planned.iterator(CHUNK), key=lambda pushed: pushed.report_id):
         pushed_reports = list(group)
-        digests = {
-            pushed.receiver_id: hashlib.sha256(digest_of((pushed.lines, pushed.planned_at)).encode())
-            for pushed in pushed_reports
-        }
+        digests = {pushed.receiver_id: [digest_of((pushed.lines, pushed.planned_at))] for pushed in pushed_reports}
         # Both iterators are in the order of the reports. Go on to the deliveries of this report. Skip deliveries of a
         # report without a row in `PushedReport`: push/verify.py names them.
         deliveries: Iterable[Any] = ()
@@ -171,20 +169,22 @@ def deliveries(
             next_group = next(groups, None)
         for _report, receiver, *values in deliveries:
             if receiver in digests:
-                digests[receiver].update(digest_of(_lasting_values(columns, values)).encode())
+                digests[receiver].append(delivery_digest(columns, values))
         name = _name(pushed_reports[0].report)
-        yield from ((f"{name} to {receiver}", digest.hexdigest()) for receiver, digest in sorted(digests.items()))
+        for receiver, of_rows in sorted(digests.items()):
+            joined = "".join(erased.first_digests(using, of_rows))
+            yield f"{name} to {receiver}", hashlib.sha256(joined.encode()).hexdigest()
 
 
-def _lasting_values(columns: Sequence[str], values: Sequence[Any]) -> list[Any]:
-    """Return the values of a delivery, without the columns `_SENDING` if it waits and was tried before.
+def delivery_digest(columns: Sequence[str], values: Sequence[Any]) -> str:
+    """Return the digest of a delivery. Leave out the columns `_SENDING` if it waits and was tried before.
 
     Each further attempt changes these columns, but not the state. The columns of a delivery that was not tried yet are
     not left out: they show that nothing was sent.
     """
     by_column = dict(zip(columns, values, strict=True))
     awaits_next_attempt = by_column.get("state") == PushDelivery.State.WAITING and by_column.get("attempts")
-    return [value for column, value in by_column.items() if not (awaits_next_attempt and column in _SENDING)]
+    return digest_of([value for column, value in by_column.items() if not (awaits_next_attempt and column in _SENDING)])
 
 
 def unsettled(using: str, month: str) -> int:
@@ -216,7 +216,8 @@ def _may_overlap(fields: Any, start: int, end: int) -> bool:
 def rows_of(rows: Any, name: str, columns: list[str]) -> dict[str, str]:
     """Return a digest of these columns of each row, by the row's value in the column `name`."""
     values_of_rows = rows.order_by("pk").values_list(name, *columns).iterator(CHUNK)
-    return {str(row_name): digest_of(values) for row_name, *values in values_of_rows}
+    digests = {str(row_name): digest_of(values) for row_name, *values in values_of_rows}
+    return dict(zip(digests, erased.first_digests(rows.db, list(digests.values())), strict=True))
 
 
 def digest_of(values: Any) -> str:
@@ -235,19 +236,39 @@ def process_totals(using: str, start: int, end: int, progress: Progress | None =
 
     The totals are first summed over all processes, because old totals are stored only as such sums.
     """
-    columns = ("kind", "bin", "account", "key", "meter")
     rows = ProcessTotal.objects.using(using).filter(bin__gte=start // SECOND, bin__lt=end // SECOND)
-    sums = (
-        rows.values_list(*columns)
-        .order_by(*in_order(using, *columns))
-        .annotate(ExactSum("requests"), ExactSum("units"))
-    )
     digests: dict[tuple[str, int], Any] = {}
-    for row in counted(progress, "process totals", sums):
-        kind, start_of_bin, *_values = row
-        digests.setdefault((kind, day_of(start_of_bin)), hashlib.sha256()).update(digest_of(row).encode())
+    for (kind, start_of_bin), of_bin in _by_bin(counted(progress, "process totals", sums_of_totals(rows))):
+        digest = digests.setdefault((kind, day_of(start_of_bin)), hashlib.sha256())
+        digest.update("".join(_sorted_digests(using, of_bin)).encode())
     for (kind, day), digest in digests.items():
         yield f"{kind} {iso(day * SECOND)}", digest.hexdigest()
+
+
+def sums_of_totals(rows: QuerySet[ProcessTotal]) -> QuerySet[Any, Any]:
+    """Return the columns of process totals and their sums over all processes."""
+    columns = ("kind", "bin", "account", "key", "meter")
+    return rows.values_list(*columns).order_by("kind", "bin").annotate(ExactSum("requests"), ExactSum("units"))
+
+
+def names_of_processes(rows: QuerySet[ProcessTotal]) -> QuerySet[Any, Any]:
+    """Return the columns of process totals with the names of the processes, without their counts."""
+    return rows.order_by("kind", "bin").values_list("kind", "bin", "account", "key", "meter", "process")
+
+
+def _by_bin(rows: Iterable[Any]) -> Iterator[tuple[tuple[str, int], list[Any]]]:
+    return ((kind_and_bin, list(of_bin)) for kind_and_bin, of_bin in groupby(rows, key=itemgetter(0, 1)))
+
+
+def _sorted_digests(using: str, rows: Sequence[Any]) -> list[str]:
+    """Return the digests of totals of one bin, as they were before an erasure, in an order that no erasure changes."""
+    return sorted(erased.first_digests(using, digests_of_totals(using, rows)))
+
+
+def digests_of_totals(using: str, rows: Sequence[Any]) -> list[str]:
+    """Return the digests of process totals: of these values and the salt of the account's text, the third value."""
+    salts = salts_of(using, {row[2] for row in rows})
+    return [digest_of([salts.get(row[2], ""), *row]) for row in rows]
 
 
 def process_names(using: str, start: int, end: int, progress: Progress | None = None) -> Iterator[tuple[str, str]]:
@@ -255,15 +276,14 @@ def process_names(using: str, start: int, end: int, progress: Progress | None = 
 
     Leave out a kind and day if its totals will later be summed over all processes. The sums have no process names.
     """
-    columns = ("kind", "bin", "account", "key", "meter", "process")
     rows = ProcessTotal.objects.using(using).filter(bin__gte=start // SECOND, bin__lt=end // SECOND)
     unsummed: set[tuple[str, int]] = set()
     digests: dict[tuple[str, int], Any] = {}
-    for row in counted(progress, "process names", rows.order_by(*in_order(using, *columns)).values_list(*columns)):
-        kind, start_of_bin, *_subject, process = row
+    for (kind, start_of_bin), of_bin in _by_bin(counted(progress, "process names", names_of_processes(rows))):
         kind_and_day = kind, day_of(start_of_bin)
-        digests.setdefault(kind_and_day, hashlib.sha256()).update(digest_of(row).encode())
-        if kind in FOLDED and process:  # Only totals of the kinds in FOLDED are summed over all processes.
+        digest = digests.setdefault(kind_and_day, hashlib.sha256())
+        digest.update("".join(_sorted_digests(using, of_bin)).encode())
+        if kind in FOLDED and any(row[-1] for row in of_bin):  # Only totals of these kinds are summed over processes.
             unsummed.add(kind_and_day)
     for kind, start_of_day in digests.keys() - unsummed:
         yield f"{kind} {iso(start_of_day * SECOND)}", digests[kind, start_of_day].hexdigest()

@@ -33,11 +33,13 @@ from ratelimits.usage.apply import write_lines
 from ratelimits.usage.packet import canonical
 
 #: The first line of each file, with the version of the file format.
-_HEADER = "ratelimits archive 2"
+HEADER = b"ratelimits archive 3"
 #: The end of each file's name.
 SUFFIX = ".ratelimits.gz"
 #: The columns of a batch that a file contains.
 _FIELDS = [field.attname for field in Batch._meta.concrete_fields if field.attname != "id"]
+#: Those of them that are bytes.
+_BYTES = ("parts", "part_salts")
 #: How many lines are read from the database at once.
 _LINES_PER_READ = 2000
 #: How many accounts one query names.
@@ -139,16 +141,20 @@ def _prune_shard(using: str, shard: int, batches: list[Batch], directory: Path) 
     """Write the batches to a file, read the file again, and delete the batches from the ledger."""
     name = f"{shard:02d}-{batches[0].first_position}-{batches[-1].position}{SUFFIX}"
     path = directory / name
-    digest = _write(path, batches)
+    digest = write(path, file_lines_of(batches))
     for _batch, _lines in read(path, digest):
         pass  # If the file cannot be read, this raises an error, and no batch is deleted.
     lines = 0
     with transaction.atomic(using=using, durable=True):
         ShardState.lock(using, shard)
         rows = Batch.objects.using(using).filter(shard=shard, position__lte=batches[-1].position).order_by("position")
-        if list(rows.values_list("pk", flat=True)) != [batch.pk for batch in batches]:
+        # An erasure gives a batch another salt.
+        if list(rows.values_list("pk", "salt")) != [(batch.pk, batch.salt) for batch in batches]:
             path.unlink()
-            raise ArchiveError(f"batches of shard {shard:02d} were joined while the archive was written: prune again")
+            raise ArchiveError(
+                f"batches of shard {shard:02d} were joined, or names in them were erased, while the archive was"
+                " written: prune again"
+            )
         for incarnation, group in groupby(batches, key=lambda batch: batch.incarnation):
             range_batches = list(group)
             ArchivedRange.objects.using(using).create(
@@ -171,14 +177,17 @@ def _prune_shard(using: str, shard: int, batches: list[Batch], directory: Path) 
     return PruneResult(shard, path, len(batches), lines)
 
 
-def _write(path: Path, batches: list[Batch]) -> str:
-    """Write the file, and return the digest in its last line. After an error there is no incomplete file at `path`."""
+def write(path: Path, file_lines: Iterable[bytes]) -> str:
+    """Write the file, and return the digest in its last line. After an error there is no incomplete file at `path`.
+
+    `file_lines` are its lines without their line feeds. The last line, which has the digest, is added.
+    """
     digest = hashlib.sha256()
     partial = path.with_name(path.name + ".part")
     with partial.open("wb") as raw:
         # The gzip header has no name and no time, so that the same batches always give the same file.
         with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as out:
-            for text in _file_lines(batches):
+            for text in file_lines:
                 data = text + b"\n"
                 digest.update(data)
                 out.write(data)
@@ -194,15 +203,21 @@ def _write(path: Path, batches: list[Batch]) -> str:
     return digest.hexdigest()
 
 
-def _file_lines(batches: list[Batch]) -> Iterator[bytes]:
-    """Yield the lines of a file without their line feeds. Leave out the last line, which has the digest."""
-    yield _HEADER.encode()
+def file_lines_of(batches: list[Batch]) -> Iterator[bytes]:
+    """Yield the lines of a file with these batches of the ledger. Leave out the last line, which has the digest."""
+    yield HEADER
     for batch in batches:
-        values = {name: getattr(batch, name) for name in _FIELDS}
-        values |= {"parts": bytes(batch.parts).hex(), "applied_at": batch.applied_at.isoformat()}
-        yield json.dumps(values, sort_keys=True).encode()
+        yield batch_row(batch)
         for row in batch.lines().values_list(*SUBJECT, *COUNTERS).iterator(_LINES_PER_READ):
             yield canonical(row)
+
+
+def batch_row(batch: Batch) -> bytes:
+    """Return the line of a file with the row of a batch. The lines of the batch follow it."""
+    values = {name: getattr(batch, name) for name in _FIELDS}
+    values |= {name: bytes(values[name]).hex() for name in _BYTES}
+    values |= {"applied_at": batch.applied_at.isoformat()}
+    return json.dumps(values, sort_keys=True).encode()
 
 
 def read(path: Path, recorded: str) -> Iterator[tuple[Batch, list[bytes]]]:
@@ -214,13 +229,12 @@ def read(path: Path, recorded: str) -> Iterator[tuple[Batch, list[bytes]]]:
     """
     with _archive_errors(path), gzip.open(path, "rb") as source:
         file_lines = _read_file_lines(path, source, recorded)
-        if next(file_lines) != _HEADER.encode():
+        if next(file_lines) != HEADER:
             raise ArchiveError(f"{path} is not an archive of a ledger")
         for batch_row in file_lines:
             values: dict[str, Any] = json.loads(batch_row)
-            values["parts"] = bytes.fromhex(values["parts"])
-            if "applied_at" in values:  # Archives of earlier versions of the app do not have this value.
-                values["applied_at"] = datetime.fromisoformat(values["applied_at"])
+            values |= {name: bytes.fromhex(values[name]) for name in _BYTES}
+            values["applied_at"] = datetime.fromisoformat(values["applied_at"])
             batch = Batch(**values)
             lines = list(islice(file_lines, batch.line_count))
             if len(lines) != batch.line_count:
@@ -307,8 +321,7 @@ def _insert(using: str, batches: Iterable[tuple[Batch, list[bytes]]]) -> int:
     for batch, lines in batches:
         batch.pk, applied_at = None, batch.applied_at
         batch.save(using=using, force_insert=True)  # Saving sets `applied_at` to the present.
-        if applied_at is not None:
-            Batch.objects.using(using).filter(pk=batch.pk).update(applied_at=applied_at)
+        Batch.objects.using(using).filter(pk=batch.pk).update(applied_at=applied_at)
         write_lines(using, batch, lines)
         count += 1
     return count

@@ -161,6 +161,7 @@ def _joined_batch(batches: Sequence[Batch], lines: Sequence[bytes]) -> Batch:
         first_seq=first.first_seq,
         first_position=first.first_position,
         parts=b"".join(bytes(batch.parts) or bytes.fromhex(batch.content) for batch in batches),
+        part_salts=b"".join(bytes(batch.part_salts) or bytes.fromhex(batch.salt) for batch in batches),
     )
     joined.content = content_digest(header_of(joined), lines)
     joined.signature = sign(signed_text(joined))
@@ -172,4 +173,4 @@ def signed_text(batch: Batch) -> str:
 
     Only the signature protects the joined lines: the chain of digests was made from the original lines.
     """
-    return f"{batch.content}\n{batch.digest}\n{bytes(batch.parts).hex()}"
+    return "\n".join((batch.content, batch.digest, bytes(batch.parts).hex(), bytes(batch.part_salts).hex()))

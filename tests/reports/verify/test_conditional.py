@@ -21,13 +21,11 @@ from ratelimits.models.ledger import moment
 from ratelimits.push.plan import plan
 from ratelimits.push.receivers import receiver
 from ratelimits.quota.process_totals import TotalKey
-from ratelimits.reports.verify import manifest_sections
-from ratelimits.reports.verify.manifest import OLD_FORMAT, build, compare, parse
+from ratelimits.reports.verify.manifest import build, compare, parse
 from ratelimits.usage import gaps, process_totals
 from ratelimits.usage.drain import drain
 from ratelimits.usage.retention import archive
 from ratelimits.usage.retention.compact import compact
-from ratelimits.verification import Verification
 from tests.push.fakes import FAKES, options
 from tests.support.reports.edits import edit_at
 from tests.support.reports.invoices import account, close, spend
@@ -163,15 +161,6 @@ def test_archived_batches_are_compared_where_the_archive_is_at_hand(
     assert ["has another fence" in finding or "at other times" in finding for finding in findings] == [True, True]
 
 
-def test_an_archive_of_an_earlier_version_says_nothing_of_when_its_batches_were_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, django_db_blocker: DjangoDbBlocker
-) -> None:
-    monkeypatch.setattr(archive, "_FIELDS", [name for name in archive._FIELDS if name != "applied_at"])
-    usage_is_archived(tmp_path)
-    with django_db_blocker.unblock(), archive.opened("default", archive.files(tmp_path)) as moved:
-        assert Batch.objects.using(moved).filter(applied_at__isnull=False).count() == 2
-
-
 def test_a_delivery_that_was_tried_may_be_tried_again() -> None:
     with FAKES["lago"]() as fake, override_settings(RATELIMITS={"PUSH": {"lago": options("lago", fake)}}):
         plan(receiver("lago"), moment(at("2026-11-02")))
@@ -183,14 +172,3 @@ def test_a_delivery_that_was_tried_may_be_tried_again() -> None:
         manifest = written()
         rows.update(attempts=2, claim=uuid4(), due_at=moment(at("2026-11-02")) + timedelta(hours=1), together=1)
         assert list(compare("default", manifest)) == []
-
-
-def test_a_manifest_of_the_format_before_verifies_and_proves_less() -> None:
-    manifest = build("default", "2026-10")
-    del manifest["conditional"], manifest["columns"]["deliveries"]
-    manifest["deliveries"] = dict(manifest_sections.deliveries("default", "2026-10", manifest_sections.OUTCOME))
-    old = parse(json.dumps({**manifest, "format": OLD_FORMAT}))
-    Batch.objects.update(fence="none", applied_at=moment(0))
-    assert list(compare("default", old)) == []
-    assert any("written by an earlier version" in line for line in Verification(manifests=[old]).unchecked())
-    assert not any("earlier version" in line for line in Verification(manifests=[written()]).unchecked())

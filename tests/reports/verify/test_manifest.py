@@ -110,7 +110,7 @@ def test_one_of_an_older_version_is_compared_by_the_columns_that_it_has() -> Non
     ("change", "says"),
     [
         (lambda text: text[: len(text) // 2], "not a complete manifest"),
-        (lambda text: text.replace("manifest 4", "manifest 1"), "its format is 'ratelimits manifest 1'"),
+        (lambda text: text.replace("manifest 5", "manifest 1"), "its format is 'ratelimits manifest 1'"),
         (lambda text: text.replace('"2026-10"', '"2026-13"'), "is not a month"),
         (lambda text: "[" * 100_000, "not a complete manifest of a month"),
         (lambda text: json.dumps({**json.loads(text), "shards": {"0": ["1", 2]}}), "do not have the types"),

@@ -26,6 +26,7 @@ from django.db import DatabaseError, connection, transaction
 from django.test import override_settings
 from pytest_django import DjangoDbBlocker
 
+from ratelimits.erasure.erase import erase
 from ratelimits.models import (
     Access,
     Account,
@@ -36,6 +37,7 @@ from ratelimits.models import (
     GapChange,
     GapKind,
     KeyOverride,
+    Name,
     Plan,
     PlanMembership,
     PushDelivery,
@@ -137,10 +139,19 @@ def _books(accounts: list[Account], fork: Fork, fsync_at_once: None) -> None:
     assert Batch.objects.exclude(parts=b"").exists()
     spend(acme, "2026-11-06", 2)
     flow()
+    _erased()
     adjust(-1)
     Adjustment.objects.filter(report=None).update(approval="waiting")
     get_user_model().objects.create(pk=Adjustment.objects.latest("pk").author_id + 1, username="another")
     fork(5)
+
+
+def _erased() -> None:
+    """Make a customer without a report, and erase it."""
+    for day in ("2026-11-05", "2026-11-06"):
+        spend("ada", day, 3)
+        flow()
+    erase(Name.objects.get(identifier="ada").customer)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from ratelimits.models import (
     Batch,
     ChainMark,
     DurabilityGap,
+    ErasedDigest,
     Line,
     PeriodUsage,
     ProcessTotal,
@@ -56,10 +57,11 @@ TABLES: dict[Model, frozenset[str]] = {
     ChainMark: frozenset({"id"}),
     QuarantinedBatch: frozenset({"id"}),
     ArchivedRange: frozenset({"id"}),
+    ErasedDigest: frozenset({"id"}),
 }
 #: Unique columns, in which an inserted row needs other values. Tables that are not listed use _UNIQUE.
 UNIQUE: dict[Model, tuple[str, ...]] = {}
-_UNIQUE = ("event", "reference", "process", "name", "archive")
+_UNIQUE = ("event", "reference", "process", "name", "archive", "after")
 _OCTOBER = at("2026-10-01") // 10**6
 _IN_OCTOBER = {"bin__gte": _OCTOBER, "bin__lt": at("2026-11-01") // 10**6}
 #: Which row is changed: the newest one of a closed period, if the table has one.

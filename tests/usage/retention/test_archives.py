@@ -64,7 +64,7 @@ def test_a_file_that_the_ledger_does_not_know_is_not_restored(moved: Path) -> No
 @pytest.mark.parametrize("text", [b"0" * 1000, b"0" * 999 + b"\n"])
 def test_a_small_file_that_becomes_a_large_one_takes_little_memory(moved: Path, text: bytes) -> None:
     with gzip.open(moved, "wb") as out:
-        out.write(b"ratelimits archive 2\n")
+        out.write(b"ratelimits archive 3\n")
         for _ in range(100):
             out.write(text * 1000)
     assert moved.stat().st_size < 1_000_000

@@ -151,7 +151,7 @@ def test_compacted_batches_go_through_an_archive(tmp_path: Path) -> None:
     pass_time()
     list(compact())
     batch = Batch.objects.get()
-    digest = archive._write(tmp_path / "file", [batch])
+    digest = archive.write(tmp_path / "file", archive.file_lines_of([batch]))
     ((read, lines),) = archive.read(tmp_path / "file", digest)
     assert (bytes(read.parts), read.content, len(lines)) == (bytes(batch.parts), batch.content, batch.line_count)
 

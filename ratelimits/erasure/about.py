@@ -1,0 +1,113 @@
+"""Finding what names a customer: its account texts and when it had them, its keys, and its names in texts."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from django.db.models import Q, QuerySet
+
+from ratelimits.erasure.scrub import Scrubber
+from ratelimits.models import (
+    Account,
+    Adjustment,
+    AlertChannel,
+    Customer,
+    KeyTotal,
+    Line,
+    Move,
+    Name,
+    ProcessTotal,
+    PushDelivery,
+    Report,
+    ReportLine,
+)
+from ratelimits.models.customers import NameSpan, is_waiting, waiting_text
+from ratelimits.salts import Pseudonyms
+from ratelimits.usage.retention.erase import ErasedNames
+
+#: A second in µs.
+SECOND = 1_000_000
+
+
+class About:
+    """What names a customer. Read once, before anything is replaced; the customer's shards and names are locked."""
+
+    def __init__(self, using: str, customer: Customer) -> None:
+        self.using, self.customer = using, customer
+        rows = list(Name.objects.using(using).filter(customer=customer).order_by("identifier", "since"))
+        self.texts = sorted({row.identifier for row in rows})
+        #: The texts that name the customer now.
+        self.texts_now = sorted({row.identifier for row in rows if row.until is None})
+        self.pseudonyms = Pseudonyms(customer.salt)
+        self.names = ErasedNames([NameSpan(row.identifier, row.since, row.until) for row in rows], self.pseudonyms)
+
+    @cached_property
+    def keys(self) -> frozenset[str]:
+        """Return the keys in the customer's usage."""
+        found: set[str] = {f"account:{text}" for text in self.texts}
+        for model, condition in (
+            (Line, self.names.within()),
+            (ProcessTotal, self.names.within()),
+            (KeyTotal, self.names.within("start")),
+            (ReportLine, Q(report__customer=self.customer)),
+        ):
+            rows: Any = model._default_manager.using(self.using).filter(condition)
+            found.update(rows.order_by().values_list("key", flat=True).distinct())
+        found.update(self.adjustments().values_list("key", flat=True))
+        return frozenset(found - {""})
+
+    def own_keys(self, keys: set[str]) -> set[str]:
+        """Return those of these keys that only this customer uses: its users and API keys."""
+        users = {key for key in keys & self.keys if key.startswith(("user:", "api_key:"))}
+        lines = Line.objects.using(self.using).exclude(self.names.within())
+        return {key for key in users if not lines.filter(key=key).exists()}
+
+    def account(self, text: str) -> str:
+        """Return the pseudonym of an account text in a row about the customer. A text that nobody has stays."""
+        return text if is_waiting(text) else self.pseudonyms.account(text)
+
+    def adjustments(self) -> QuerySet[Adjustment]:
+        """Return the adjustments of the customer's periods."""
+        return Adjustment.objects.using(self.using).filter(customer=self.customer).order_by("pk")
+
+    def belongs(self, text: str, version: int) -> bool:
+        """Return whether a row about a text was the customer's at a version of the configuration."""
+        owners = self._owners.get(text, [(0, None)])
+        owner = next((customer for since, customer in reversed(owners) if since <= version), owners[0][1])
+        return owner == self.customer.pk
+
+    @cached_property
+    def _owners(self) -> dict[str, list[tuple[int, int | None]]]:
+        """Return the customers of each text, each with the version from which on rows about the text are about it."""
+        found: dict[str, list[tuple[int, int | None]]] = {}
+        moves = Move.objects.using(self.using).filter(text__in=self.texts, version__gt=0).order_by("pk")
+        for move in moves:
+            found.setdefault(move.text, [(0, move.former_id)]).append((move.version, move.customer_id))
+        names = Name.objects.using(self.using).filter(identifier__in=self.texts, until=None)
+        for text, version, customer in names.values_list("identifier", "version", "customer"):
+            owners = found.setdefault(text, [])
+            # An erasure gives a text to a new customer without a move.
+            if not owners or owners[-1][1] != customer:
+                owners.append((version if owners else 0, customer))
+        return found
+
+    @cached_property
+    def scrub(self) -> Scrubber:
+        """Return the function that replaces all names of the customer in a value."""
+        words = {*self.texts}
+        accounts = [*self.texts_now, waiting_text(self.customer)]
+        words.update(Account.objects.using(self.using).filter(identifier__in=accounts).values_list("name", flat=True))
+        history: Any = Account.history.using(self.using).filter(identifier__in=[*self.texts, accounts[-1]])
+        words.update(
+            row.name for row in history if row.identifier == accounts[-1] or self.belongs(row.identifier, row.version)
+        )
+        channels = AlertChannel.objects.using(self.using).filter(account__identifier__in=accounts)
+        for email, url in channels.values_list("email", "webhook_url"):
+            words.update((email, url))
+        reports = Report.objects.using(self.using).filter(customer=self.customer)
+        for account, prices in reports.values_list("account", "prices"):
+            words.update((account, prices.get("account_name", "")))
+        deliveries = PushDelivery.objects.using(self.using).filter(report__customer=self.customer)
+        words.update(deliveries.order_by().values_list("customer", flat=True).distinct())
+        return Scrubber(self.pseudonyms, {word for word in words if word and not is_waiting(word)}, self.keys)

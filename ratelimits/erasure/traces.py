@@ -1,0 +1,96 @@
+"""Replacing a customer's names in tables that no bill depends on: alerts, resets, recorded requests, log entries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Any
+
+from django.apps import apps
+from django.db import router, transaction
+from django.db.models import Q
+
+from ratelimits.erasure.about import SECOND, About
+from ratelimits.models import Alert, AlertDelivery, KeyReset, Move, RecordedRequest, Upload
+
+
+def erase_alerts(about: About) -> set[str]:
+    """Replace the names in alerts and their deliveries. Return the primary keys of the changed alerts."""
+    rows = Alert.objects.using(about.using).filter(customer=about.customer)
+    changed = set()
+    for alert in list(rows):
+        alert.account = about.account(alert.account)
+        alert.key = about.pseudonyms.key(alert.key) if alert.key else ""
+        alert.save(using=about.using)
+        changed.add(str(alert.pk))
+        for delivery in AlertDelivery.objects.using(about.using).filter(alert=alert).exclude(error=""):
+            delivery.error = about.scrub.cut(delivery.error, 300)
+            delivery.save(using=about.using)
+    return changed
+
+
+def erase_moves(about: About) -> set[str]:
+    """Replace the names in moves of the customer's texts. Return the primary keys of the changed rows."""
+    changed = set()
+    of_customer = Q(former=about.customer) | Q(customer=about.customer)
+    for move in Move.objects.using(about.using).filter(of_customer):
+        if move.text in about.texts:
+            move.text = about.pseudonyms.account(move.text)
+        move.reason = about.scrub.cut(move.reason, 200)
+        move.save(using=about.using)
+        changed.add(str(move.pk))
+    return changed
+
+
+def erase_resets(about: About) -> set[str]:
+    """Replace the names in resets of limits. Return the primary keys of the changed rows."""
+    keys = {f"account:{text}" for text in about.texts}
+    rows = KeyReset.objects.using(about.using)
+    changed = set()
+    for reset in [*rows.filter(account__in=about.texts), *rows.filter(key__in=keys).exclude(account__in=about.texts)]:
+        text = reset.account or reset.key.removeprefix("account:")
+        if about.names.has(text, int(reset.at.timestamp())):
+            reset.account = about.pseudonyms.account(reset.account) if reset.account else ""
+            reset.key, reset.reason = about.pseudonyms.key(reset.key), about.scrub.cut(reset.reason, 200)
+            reset.save(using=about.using)
+            changed.add(str(reset.pk))
+    return changed
+
+
+def delete_recorded(about: About) -> int:
+    """Delete recorded requests of the customer, and uploaded files that name it. Return how many."""
+    keys = {f"account:{text}": text for text in about.texts}
+    requests = RecordedRequest.objects.using(about.using)
+    recorded = [
+        pk
+        for pk, account, at in requests.filter(account__in=keys).values_list("pk", "account", "at")
+        if about.names.has(keys[account], at // SECOND)
+    ]
+    count = requests.filter(pk__in=recorded).delete()[0]
+    for upload in Upload.objects.using(about.using).order_by("pk"):
+        text = upload.raw().decode(errors="replace")
+        if about.scrub(text) != text:
+            upload.delete(using=about.using)
+            count += 1
+    return count
+
+
+def erase_log(about: About, changed: Mapping[str, Set[Any]]) -> int:
+    """Replace the names in the admin's log of these rows. Return how many entries have changed.
+
+    `changed` has primary keys of rows, by the name of their model. The log can be in another database.
+    """
+    if not apps.is_installed("django.contrib.admin"):
+        return 0
+    log_entry: Any = apps.get_model("admin", "LogEntry")
+    using, count = router.db_for_write(log_entry), 0
+    with transaction.atomic(using=using):
+        for model, pks in changed.items():
+            about_model = log_entry.objects.using(using).filter(
+                content_type__app_label="ratelimits", content_type__model=model, object_id__in=[str(pk) for pk in pks]
+            )
+            for entry in about_model:
+                new = about.scrub.cut(entry.object_repr, 200), about.scrub.of_json(entry.change_message)
+                if new != (entry.object_repr, entry.change_message):
+                    log_entry.objects.using(using).filter(pk=entry.pk).update(object_repr=new[0], change_message=new[1])
+                    count += 1
+    return count

@@ -1,0 +1,122 @@
+"""Test the command `ratelimits_erase` and the action of the admin."""
+
+from __future__ import annotations
+
+import io
+import logging
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission
+from django.core.management import CommandError, call_command
+from django.test import Client
+
+from ratelimits.identity import Identity
+from ratelimits.models import Account, Customer
+from ratelimits.quota.checking import check
+from ratelimits.usage.retention import archive
+from tests.erasure import books
+from tests.erasure.books import NAMES, TEXT
+from tests.erasure.test_erase import in_files
+from tests.support.entry_points import begin_afresh
+from tests.support.reports.invoices import spend
+from tests.support.reports.searched import found
+from tests.support.rows import rule
+from tests.support.usage.traffic import at, flow
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ACCOUNTS = "/admin/ratelimits/account/"
+
+
+def run(*arguments: str) -> str:
+    out = io.StringIO()
+    call_command("ratelimits_erase", *arguments, stdout=out, stderr=out)
+    return out.getvalue()
+
+
+def test_the_command_says_what_it_would_replace_and_changes_nothing() -> None:
+    erased = books.write()
+    named = found(NAMES)
+    said = run(TEXT)
+    assert f"Customer {erased.token}: {TEXT}" in said
+    assert "report lines: " in said
+    assert f"ratelimits_erase {erased.token} --yes" in said
+    assert found(NAMES) == named
+    with pytest.raises(CommandError, match="neither the token"):
+        run("nobody")
+
+
+def test_the_command_drains_first_and_logs_no_name(caplog: pytest.LogCaptureFixture) -> None:
+    erased = books.write()
+    spend(TEXT, "2026-11-06", 3, key=books.KEYS[0])
+    with caplog.at_level(logging.INFO):
+        said = run(erased.token, "--yes")
+    assert "was erased" in said
+    assert not any(name in caplog.text + said for name in NAMES)
+    assert found(NAMES) == []
+
+
+def test_the_command_names_the_archives_that_it_needs(tmp_path: Path) -> None:
+    erased = books.write()
+    list(archive.prune("default", at("2026-11-01") // 10**6, tmp_path))
+    assert "not given: --archive" in run(erased.token)
+    with pytest.raises(CommandError, match="were not given"):
+        run(erased.token, "--yes")
+    assert "written again: " in run(erased.token, "--archive", str(tmp_path), "--yes")
+    assert in_files(tmp_path) == []
+
+
+def test_limits_of_an_erased_customer_begin_again(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": lambda request: "ada", "DENY_CACHE_SECONDS": 0}
+    begin_afresh(monkeypatch)
+    rule("limit", "fixed_window", capacity=2, period=86_400, key_kind="account")
+    who = Identity("user:ada", None, "account:ada")
+    assert [check(who).allowed for _number in range(3)] == [True, True, False]
+    with pytest.raises(CommandError, match="ratelimits_drain"):
+        run("ada", "--yes")
+    flow()
+    run("ada", "--yes")
+    assert "user:ada" not in str(found(("user:ada",)))
+    assert check(who).allowed
+
+
+def choose(client: Client, pk: int, **values: str) -> str:
+    data = {"action": "erase_customer", "_selected_action": str(pk), **values}
+    return unescape(client.post(ACCOUNTS, data, follow=True).content.decode())
+
+
+def test_the_admin_asks_and_then_erases_and_logs_the_token(admin_client: Client) -> None:
+    erased = books.write()
+    pk = Account.objects.get(identifier=TEXT).pk
+    page = choose(admin_client, pk)
+    assert "This cannot be undone" in page
+    assert Customer.objects.get(pk=erased.pk).salt
+    assert f"Customer {erased.token} was erased" in choose(admin_client, pk, _confirmed="1")
+    assert found(NAMES) == []
+    entry = LogEntry.objects.latest("pk")
+    assert (entry.object_repr, entry.change_message) == (erased.token, "Erased.")
+
+
+def test_the_admin_erases_one_customer_at_a_time_and_no_archives(admin_client: Client, tmp_path: Path) -> None:
+    books.write()
+    first, second = Account.objects.order_by("pk").values_list("pk", flat=True)
+    data = {"action": "erase_customer", "_selected_action": [str(first), str(second)]}
+    assert "Choose the account of one customer" in admin_client.post(ACCOUNTS, data, follow=True).content.decode()
+    list(archive.prune("default", at("2026-11-01") // 10**6, tmp_path))
+    assert "use the command ratelimits_erase" in choose(admin_client, first)
+    assert Customer.objects.filter(salt="").count() == 0
+
+
+def test_only_who_may_erase_sees_the_action(client: Client, django_user_model: Any) -> None:
+    books.write()
+    staff = django_user_model.objects.create(username="viewer", is_staff=True)
+    staff.user_permissions.set(Permission.objects.filter(codename__in=["view_account", "change_account"]))
+    client.force_login(staff)
+    assert "erase_customer" not in client.get(ACCOUNTS).content.decode()
+    staff.user_permissions.add(Permission.objects.get(codename="erase"))
+    client.force_login(django_user_model.objects.get(pk=staff.pk))
+    assert "erase_customer" in client.get(ACCOUNTS).content.decode()
