@@ -16,6 +16,7 @@ from ratelimits import moments
 from ratelimits.models import Access, Account, AlertChannel, Customer, KeyOverride, Name
 from ratelimits.models.customers import waiting_text
 from ratelimits.models.history import because
+from ratelimits.models.versions import editing
 
 #: The reason with which histories record what a move changes.
 MOVED = "the account text was moved to another customer"
@@ -69,33 +70,41 @@ def _bring(using: str, text: str, customer: Customer) -> None:
         rows.bulk_create([_copy(row, column, f"account:{text}") for row in in_force.order_by("pk")])
 
 
-def hand_over_account(using: str, text: str, former: Customer, customer: Customer) -> None:
+def hand_over_account(using: str, text: str, former: Customer, customer: Customer, begun: int, since: int) -> None:
     """Write the former customer's plan and terms to another row, and the customer's plan and terms to the text's row.
 
-    The text keeps its row, because rows of the project may refer to it. Call this in an edit, after `hand_over`. If
-    neither has such a row, there is nothing to do (see `has_account`).
+    The text keeps its row, because rows of the project may refer to it. The former customer had the text since `begun`,
+    and the customer gets it from `since` on (both in µs since 1970 UTC). Both can be in the past. So each row gets all
+    that was said about its customer since then, each from its own moment on.
+
+    Call this after `hand_over`, and outside of its edit. If neither has a row, there is nothing to do (`has_account`).
     """
     with because(MOVED):
         own = Account.objects.using(using).filter(identifier=text).first()
         if own is not None:
             to = _other_text(using, text, former) or waiting_text(former)
             there = Account.objects.using(using).filter(identifier=to).first()
-            if there is None:
-                there = _write(using, Account(identifier=to), own)
-            elif own.pk < there.pk:  # the older row holds for all texts of the customer
-                _write(using, there, own)
+            # The older row holds for all texts of the customer.
+            if there is None or own.pk < there.pk:
+                states = _states(using, own, max(begun, since))
+                there = _write(using, there or Account(identifier=to), states, max(begun, since))
             AlertChannel.objects.using(using).filter(account=own).update(account=there)
         waiting = Account.objects.using(using).filter(identifier=waiting_text(customer)).first()
         if own is None:
             if waiting is not None:
+                states = _states(using, waiting, since)
                 waiting.identifier = text
-                waiting.save(using=using)
+                _write(using, waiting, states, since)
             return
         source = _row_of(using, text, customer) if waiting is None else waiting
-        _write(using, own, Account() if source is None else source)
+        states = [] if source is None else _states(using, source, since)
+        if not states or states[0][0] > since:  # There was no row yet.
+            states.insert(0, (since, _of_customer(Account())))
+        _write(using, own, states, since)
         if waiting is not None:
             AlertChannel.objects.using(using).filter(account=waiting).update(account=own)
-            waiting.delete(using=using)
+            with editing(using, since=since):
+                waiting.delete(using=using)
 
 
 def has_account(using: str, text: str, customer: Customer) -> bool:
@@ -109,14 +118,43 @@ def _row_of(using: str, text: str, customer: Customer) -> Account | None:
     return Account.objects.using(using).filter(identifier__in=texts).order_by("pk").first()
 
 
-def _write(using: str, row: Account, source: Account) -> Account:
-    """Give a row what the source says about its customer, and return the row.
+#: What a row of an account says about its customer, from a moment on (µs since 1970 UTC).
+_State = tuple[int, dict[str, Any]]
 
-    Also save a row that says the same already: each record of its history is then about one customer.
-    """
-    for name in _OF_CUSTOMER:
-        setattr(row, name, getattr(source, name))
-    row.save(using=using)
+
+def _of_customer(row: Account) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in _OF_CUSTOMER}
+
+
+def _states(using: str, row: Account, since: int) -> list[_State]:
+    """Return what a row has said about its customer from `since` on, oldest first."""
+    history: Any = Account.history
+    columns = ("since", "history_type", *_OF_CUSTOMER)
+    records = list(history.using(using).filter(id=row.pk).order_by("version", "history_id").values(*columns))
+    states: list[_State] = []
+    for moment in (since, *sorted({record["since"] for record in records if record["since"] > since})):
+        record = next((record for record in reversed(records) if record["since"] <= moment), None)
+        if record is None and records and records[0]["history_type"] != "+":
+            record = records[0]  # the row is older than its history
+        if record is not None:
+            values = {name: record[name] for name in _OF_CUSTOMER}
+            if not states or states[-1][1] != values:
+                states.append((moment, values))
+    present = _of_customer(row)
+    if not states or states[-1][1] != present:  # raw SQL has written the row
+        states.append((states[-1][0] if states else since, present))
+    return states
+
+
+def _write(using: str, row: Account, states: list[_State], since: int) -> Account:
+    """Let a row say this about its customer from `since` on, and return the row. Each state is an edit of its own."""
+    is_new_text = row._state.adding or not Account.objects.using(using).filter(identifier=row.identifier).exists()
+    if is_new_text or _states(using, row, since) != states:
+        for moment, values in states:
+            for name, value in values.items():
+                setattr(row, name, value)
+            with editing(using, since=moment):
+                row.save(using=using)
     return row
 
 

@@ -153,8 +153,9 @@ def _give(planned: Planned, customer: Customer) -> int:
             hand_over(using, text, owner, customer)
     if owner != customer and has_account(using, text, customer):
         # Bills have the new plan and the new terms of the text from the quarter on, and not from the edit on.
-        with editing(using, since=since * MICROSECONDS), keeping_terms():
-            hand_over_account(using, text, owner, customer)
+        begun = planned.names[-1].since
+        with keeping_terms():
+            hand_over_account(using, text, owner, customer, begun * MICROSECONDS, since * MICROSECONDS)
     return edit.version
 
 

@@ -11,10 +11,14 @@ import pytest
 from ratelimits.customers.move import move
 from ratelimits.identity import Identity
 from ratelimits.models import Access, Account, AlertChannel, Customer, KeyOverride, Name, Plan, Rule
+from ratelimits.models.accounts.named import named
 from ratelimits.models.customers import is_waiting, make_missing, present, waiting_text
+from ratelimits.reports.terms.account_book import AccountBook
 from ratelimits.rules import AppliedRule
 from ratelimits.rules.loader import Loader
+from tests.support.reports.edits import edit_at
 from tests.support.rows import rule
+from tests.support.usage.traffic import at
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -146,6 +150,38 @@ def test_rows_of_a_text_that_goes_do_not_overlap_with_those_of_the_text_that_sta
     assert sorted(KeyOverride.objects.values_list("key", "capacity")) == [("account:x", 70), ("account:x", 300)]
     assert processes.capacity("x") == 300
     assert processes.capacity("acme") == 1
+
+
+def test_a_move_into_the_past_changes_nobody_s_plan_of_that_time(processes: Processes) -> None:
+    plans = {slug: Plan.objects.create(name=slug, slug=slug) for slug in ("free", "pro", "gold")}
+    with edit_at("2026-09-01"):
+        for text, slug in (("acme", "free"), ("bolt", "pro")):
+            Account.objects.create(identifier=text, plan=plans[slug])
+    with edit_at("2026-10-10"):
+        Account.objects.filter(identifier="acme").update(plan=plans["pro"])
+    with edit_at("2026-10-20"):
+        Account.objects.filter(identifier="bolt").update(plan=plans["gold"])
+    one, two = customer("acme"), customer("bolt")
+
+    def plans_of(who: Customer) -> list[str]:
+        assert who.pk is not None
+        (of_name,) = named("default", [who.pk])
+        book = AccountBook("default", [of_name])
+        states = (book.state(of_name, at(f"2026-{day}")) for day in days)
+        names = {plan.pk: slug for slug, plan in plans.items()}
+        return ["" if state is None or state.plan is None else names[state.plan] for state in states]
+
+    days = ("10-04", "10-06", "10-15", "10-25", "11-15")
+    before = plans_of(one), plans_of(two)
+    assert before == (["free", "free", "pro", "pro", "pro"], ["pro", "pro", "pro", "gold", "gold"])
+    moments = [at(f"2026-10-{day}") // 10**6 for day in ("05", "12", "22")]
+    move("acme", two, moments[0])  # the row of "acme" is the older one, and holds for both texts from now on
+    assert (plans_of(one), plans_of(two)) == before
+    move("bolt", one, moments[1])
+    assert (plans_of(one), plans_of(two)) == before
+    third = move("acme", None, moments[2]).customer
+    assert (plans_of(one), plans_of(two)) == before
+    assert plans_of(third) == [""] * len(days)
 
 
 def test_the_history_says_why_a_row_has_another_key(processes: Processes) -> None:
