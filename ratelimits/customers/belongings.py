@@ -82,12 +82,11 @@ def hand_over_account(using: str, text: str, former: Customer, customer: Custome
     with because(MOVED):
         own = Account.objects.using(using).filter(identifier=text).first()
         if own is not None:
-            to = _other_text(using, text, former) or waiting_text(former)
-            there = Account.objects.using(using).filter(identifier=to).first()
-            # The older row holds for all texts of the customer.
+            there = _row_of(using, text, former)
+            # The oldest row holds for all texts of the customer.
             if there is None or own.pk < there.pk:
-                states = _states(using, own, max(begun, since))
-                there = _write(using, there or Account(identifier=to), states, max(begun, since))
+                there = there or Account(identifier=_other_text(using, text, former) or waiting_text(former))
+                there = _write(using, there, _states(using, own, max(begun, since)), max(begun, since))
             AlertChannel.objects.using(using).filter(account=own).update(account=there)
         waiting = Account.objects.using(using).filter(identifier=waiting_text(customer)).first()
         if own is None:

@@ -162,6 +162,20 @@ def test_an_edit_of_one_row_freezes_the_periods_of_a_customer_with_several_texts
     assert max(end for _start, end, _zone in frozen(own)) == at("2026-11-30T15:00")
 
 
+def test_terms_stay_with_a_customer_whose_other_texts_have_rows_and_no_rows() -> None:
+    account("acme", timezone="Asia/Tokyo")
+    own = customer("acme")
+    move("x", own, at("2026-10-01") // SECOND)
+    Account.objects.create(identifier="x", timezone="Europe/Berlin")  # the older row holds
+    move("y", own, at("2026-10-05") // SECOND)
+    move("acme", None, at("2026-10-10") // SECOND)
+    rows = Account.objects.order_by("pk").values_list("identifier", "timezone")
+    assert list(rows) == [("acme", "UTC"), ("x", "Asia/Tokyo")]
+    spend("y", "2026-10-15")
+    flow()
+    assert frozen(own) == {(at("2026-09-30T15:00"), at("2026-10-31T15:00"), "Asia/Tokyo")}
+
+
 def test_rows_of_a_customer_that_are_edited_together_freeze_nothing_if_the_oldest_says_the_same_as_before() -> None:
     payer = account("acme", timezone="Asia/Tokyo")
     own = customer("acme")
