@@ -15,7 +15,7 @@ from django.db.models import Q
 from ratelimits import moments
 from ratelimits.models import Access, Account, AlertChannel, Customer, KeyOverride, Name
 from ratelimits.models.customers import waiting_text
-from ratelimits.models.history import because
+from ratelimits.models.history import because, record
 from ratelimits.models.versions import editing
 
 #: The reason with which histories record what a move changes.
@@ -82,28 +82,57 @@ def hand_over_account(using: str, text: str, former: Customer, customer: Custome
     with because(MOVED):
         own = Account.objects.using(using).filter(identifier=text).first()
         if own is not None:
-            there = _row_of(using, text, former)
             # The oldest row holds for all texts of the customer.
+            there = _row_of(using, text, former) or _waiting_row(using, former)
             if there is None or own.pk < there.pk:
-                there = there or Account(identifier=_other_text(using, text, former) or waiting_text(former))
-                there = _write(using, there, _states(using, own, max(begun, since)), max(begun, since))
+                states = _states(using, own, max(begun, since))
+                to = _other_text(using, text, former) or waiting_text(former)
+                there = _write(using, there or Account(identifier=to), states)
             AlertChannel.objects.using(using).filter(account=own).update(account=there)
-        waiting = Account.objects.using(using).filter(identifier=waiting_text(customer)).first()
+        waiting = _waiting_row(using, customer)
         if own is None:
             if waiting is not None:
                 states = _states(using, waiting, since)
                 waiting.identifier = text
-                _write(using, waiting, states, since)
+                _write(using, waiting, states)
             return
         source = _row_of(using, text, customer) if waiting is None else waiting
         states = [] if source is None else _states(using, source, since)
         if not states or states[0][0] > since:  # There was no row yet.
             states.insert(0, (since, _of_customer(Account())))
-        _write(using, own, states, since)
+        _write(using, own, states)
         if waiting is not None:
             AlertChannel.objects.using(using).filter(account=waiting).update(account=own)
             with editing(using, since=since):
                 waiting.delete(using=using)
+
+
+def hand_over_deleted(using: str, text: str, former: Customer, begun: int, since: int) -> None:
+    """Give the former customer of a text what deleted rows of the text have said about it from `since` on.
+
+    Otherwise this would be said about the customer who gets the text. Call this as `hand_over_account`.
+    """
+    history: Any = Account.history
+    live = Account.objects.using(using).values("pk")
+    pks = history.using(using).filter(identifier=text).exclude(id__in=live).order_by("id").values_list("id", flat=True)
+    for pk in pks.distinct():
+        deletion = history.using(using).filter(id=pk).order_by("-version", "-history_id").first()
+        row, deleted = deletion.instance, deletion.since
+        if deletion.history_type != "-" or deleted <= since:
+            continue
+        with because(MOVED):
+            if deleted > begun and _row_of(using, text, former) is None and _waiting_row(using, former) is None:
+                states = [state for state in _states(using, row, max(begun, since)) if state[0] < deleted]
+                to = _other_text(using, text, former) or waiting_text(former)
+                kept = _write(using, Account(identifier=to), states)
+                with editing(using, since=deleted):
+                    kept.delete(using=using)
+            with editing(using, since=since) as edit:
+                # The record is about the customer who gets the text, so it must say nothing about the former one.
+                for name, value in _of_customer(Account()).items():
+                    setattr(row, name, value)
+                row.version, row.since = edit.version, edit.since
+                record([row], "-", using)
 
 
 def has_account(using: str, text: str, customer: Customer) -> bool:
@@ -115,6 +144,10 @@ def _row_of(using: str, text: str, customer: Customer) -> Account | None:
     """Return the row that says the plan and the terms of a customer; the row of this text is not asked."""
     texts = customer.names.using(using).filter(until=None).exclude(identifier=text).values("identifier")
     return Account.objects.using(using).filter(identifier__in=texts).order_by("pk").first()
+
+
+def _waiting_row(using: str, customer: Customer) -> Account | None:
+    return Account.objects.using(using).filter(identifier=waiting_text(customer)).first()
 
 
 #: What a row of an account says about its customer, from a moment on (µs since 1970 UTC).
@@ -131,12 +164,12 @@ def _states(using: str, row: Account, since: int) -> list[_State]:
     columns = ("since", "history_type", *_OF_CUSTOMER)
     records = list(history.using(using).filter(id=row.pk).order_by("version", "history_id").values(*columns))
     states: list[_State] = []
-    for moment in (since, *sorted({record["since"] for record in records if record["since"] > since})):
-        record = next((record for record in reversed(records) if record["since"] <= moment), None)
-        if record is None and records and records[0]["history_type"] != "+":
-            record = records[0]  # the row is older than its history
-        if record is not None:
-            values = {name: record[name] for name in _OF_CUSTOMER}
+    for moment in (since, *sorted({each["since"] for each in records if each["since"] > since})):
+        found = next((each for each in reversed(records) if each["since"] <= moment), None)
+        if found is None and records and records[0]["history_type"] != "+":
+            found = records[0]  # the row is older than its history
+        if found is not None:
+            values = {name: found[name] for name in _OF_CUSTOMER}
             if not states or states[-1][1] != values:
                 states.append((moment, values))
     present = _of_customer(row)
@@ -145,15 +178,16 @@ def _states(using: str, row: Account, since: int) -> list[_State]:
     return states
 
 
-def _write(using: str, row: Account, states: list[_State], since: int) -> Account:
-    """Let a row say this about its customer from `since` on, and return the row. Each state is an edit of its own."""
-    is_new_text = row._state.adding or not Account.objects.using(using).filter(identifier=row.identifier).exists()
-    if is_new_text or _states(using, row, since) != states:
-        for moment, values in states:
-            for name, value in values.items():
-                setattr(row, name, value)
-            with editing(using, since=moment):
-                row.save(using=using)
+def _write(using: str, row: Account, states: list[_State]) -> Account:
+    """Let a row say this about its customer, and return the row. Each state is an edit of its own.
+
+    Also save a row that says the same already: each record of its history is then about one customer.
+    """
+    for moment, values in states:
+        for name, value in values.items():
+            setattr(row, name, value)
+        with editing(using, since=moment):
+            row.save(using=using)
     return row
 
 

@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
 from ratelimits.conf.setting_rules import MAX_COST
-from ratelimits.customers.belongings import hand_over, hand_over_account, has_account
+from ratelimits.customers.belongings import hand_over, hand_over_account, hand_over_deleted, has_account
 from ratelimits.customers.counting import count_again
 from ratelimits.customers.planning import NotMovedError, Planned, next_quarter, plan, shown
 from ratelimits.engine.keys import account_shard
@@ -151,11 +151,13 @@ def _give(planned: Planned, customer: Customer) -> int:
         first.tombstone(edit).save(using=using)
         if owner != customer:
             hand_over(using, text, owner, customer)
-    if owner != customer and has_account(using, text, customer):
+    if owner != customer:
         # Bills have the new plan and the new terms of the text from the quarter on, and not from the edit on.
-        begun = planned.names[-1].since
+        begun, at = planned.names[-1].since * MICROSECONDS, since * MICROSECONDS
         with keeping_terms():
-            hand_over_account(using, text, owner, customer, begun * MICROSECONDS, since * MICROSECONDS)
+            hand_over_deleted(using, text, owner, begun, at)
+            if has_account(using, text, customer):
+                hand_over_account(using, text, owner, customer, begun, at)
     return edit.version
 
 

@@ -152,7 +152,17 @@ def test_rows_of_a_text_that_goes_do_not_overlap_with_those_of_the_text_that_sta
     assert processes.capacity("acme") == 1
 
 
-def test_a_move_into_the_past_changes_nobody_s_plan_of_that_time(processes: Processes) -> None:
+def plans_of(who: Customer, *days: str) -> list[str]:
+    """Return the plan of a customer on each of these days of 2026, for bills."""
+    assert who.pk is not None
+    (of_name,) = named("default", [who.pk])
+    book = AccountBook("default", [of_name])
+    states = (book.state(of_name, at(f"2026-{day}")) for day in days)
+    names = dict(Plan.objects.values_list("pk", "slug"))
+    return ["" if state is None or state.plan is None else names[state.plan] for state in states]
+
+
+def test_a_move_into_the_past_changes_nobody_s_plan_of_that_time() -> None:
     plans = {slug: Plan.objects.create(name=slug, slug=slug) for slug in ("free", "pro", "gold")}
     with edit_at("2026-09-01"):
         for text, slug in (("acme", "free"), ("bolt", "pro")):
@@ -162,26 +172,30 @@ def test_a_move_into_the_past_changes_nobody_s_plan_of_that_time(processes: Proc
     with edit_at("2026-10-20"):
         Account.objects.filter(identifier="bolt").update(plan=plans["gold"])
     one, two = customer("acme"), customer("bolt")
-
-    def plans_of(who: Customer) -> list[str]:
-        assert who.pk is not None
-        (of_name,) = named("default", [who.pk])
-        book = AccountBook("default", [of_name])
-        states = (book.state(of_name, at(f"2026-{day}")) for day in days)
-        names = {plan.pk: slug for slug, plan in plans.items()}
-        return ["" if state is None or state.plan is None else names[state.plan] for state in states]
-
     days = ("10-04", "10-06", "10-15", "10-25", "11-15")
-    before = plans_of(one), plans_of(two)
+    before = plans_of(one, *days), plans_of(two, *days)
     assert before == (["free", "free", "pro", "pro", "pro"], ["pro", "pro", "pro", "gold", "gold"])
     moments = [at(f"2026-10-{day}") // 10**6 for day in ("05", "12", "22")]
     move("acme", two, moments[0])  # the row of "acme" is the older one, and holds for both texts from now on
-    assert (plans_of(one), plans_of(two)) == before
+    assert (plans_of(one, *days), plans_of(two, *days)) == before
     move("bolt", one, moments[1])
-    assert (plans_of(one), plans_of(two)) == before
+    assert (plans_of(one, *days), plans_of(two, *days)) == before
     third = move("acme", None, moments[2]).customer
-    assert (plans_of(one), plans_of(two)) == before
-    assert plans_of(third) == [""] * len(days)
+    assert (plans_of(one, *days), plans_of(two, *days)) == before
+    assert plans_of(third, *days) == [""] * len(days)
+
+
+def test_the_plan_of_a_row_that_was_deleted_since_stays_with_the_former_customer() -> None:
+    with edit_at("2026-09-01"):
+        row = Account.objects.create(identifier="acme", plan=Plan.objects.create(name="pro", slug="pro"))
+    with edit_at("2026-10-10"):
+        row.delete()
+    one, days = customer("acme"), ("10-04", "10-06", "10-15")
+    assert plans_of(one, *days) == ["pro", "pro", ""]
+    two = move("acme", None, at("2026-10-05") // 10**6).customer
+    assert plans_of(one, *days) == ["pro", "pro", ""]
+    assert plans_of(two, *days) == ["", "", ""]
+    assert not Account.objects.exists()
 
 
 def test_the_history_says_why_a_row_has_another_key(processes: Processes) -> None:
