@@ -163,7 +163,9 @@ class Verification:
         return reports
 
     def _reports(self) -> Iterator[Report]:
-        yield from self._chosen_reports().order_by("account", "period_start", "version").iterator()
+        yield from (
+            self._chosen_reports().select_related("customer").order_by("account", "period_start", "version").iterator()
+        )
 
     def summary(self) -> str:
         """Return a sentence with the numbers of things that were checked."""

@@ -24,6 +24,7 @@ from ratelimits.reports.lost_replies import KeyAndMeter
 from ratelimits.reports.periods import SECOND, in_spans
 from ratelimits.reports.rows import ADJUSTMENT, CORRECTION, USAGE, line_id, report_id
 from ratelimits.reports.terms import RuleBook
+from ratelimits.salts import pseudonym_of_key
 
 #: Columns by which ledger lines are sorted and grouped. Each group of a customer becomes one report line.
 GROUP = ("meter", "key", "rule", "version")
@@ -189,7 +190,7 @@ def usage_lines(
     for (key, meter), count in sorted(lost.items()):
         line = _plain_line(report, key=key, meter=meter)
         line.unknown_count = count
-        yield _with_line_id(line, USAGE, "unknown", meter, key)
+        yield _with_line_id(line, USAGE, "unknown", meter, _hidden(report, key))
 
 
 def gap_line(report: Report) -> ReportLine:
@@ -270,7 +271,7 @@ def usage_line(
     billable = group["admitted_units"] - group["refunded_units"]
     start = group["period"] * SECOND
     included, overage = allowances[start].split(group["meter"], billable)
-    subject = (group["meter"], group["key"], group["rule"], group["version"])
+    subject = (group["meter"], _hidden(report, group["key"]), group["rule"], group["version"])
     is_correction = report.version > 1 or start != report.period_start
     name = report_id(report.customer_id, report.period_start)
     if is_correction:
@@ -304,6 +305,15 @@ def usage_line(
         usage_period=group["period"],
         rule_id=group["rule"],
     )
+
+
+def _hidden(report: Report, key: str) -> str:
+    """Return a key as it is in the ids of a customer's lines: its pseudonym. Nobody can find the key from the id.
+
+    Once the customer is erased, it has no salt, and its keys are pseudonyms already.
+    """
+    salt = report.customer.salt
+    return pseudonym_of_key(key, salt) if salt else key
 
 
 def batch_range(group: Group) -> str:

@@ -32,12 +32,20 @@ class NamedCustomer(NamedTuple):
     token    the token of the customer
     pk       its primary key; None if usage of the text is not tallied yet, so that the customer does not exist yet
     names    all its names, oldest first
+    salt     the salt with which its keys are hidden in the ids of report lines; "" before it exists, and once it was
+             erased
     """
 
     account: str
     token: str
     pk: int | None
     names: tuple[NameSpan, ...]
+    salt: str = ""
+
+    @property
+    def row(self) -> Customer:
+        """Return the customer's row without a query."""
+        return Customer(pk=self.pk, token=self.token, salt=self.salt)
 
     @property
     def present(self) -> list[str]:
@@ -130,7 +138,8 @@ def _chunks(items: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def _read(using: str, **filters: Any) -> Iterator[NamedCustomer]:
-    tokens = dict(Customer.objects.using(using).filter(**filters).values_list("pk", "token"))
+    customers = Customer.objects.using(using).filter(**filters).values_list("pk", "token", "salt")
+    tokens = {pk: (token, salt) for pk, token, salt in customers}
     names: dict[int, list[NameSpan]] = {pk: [] for pk in tokens}
     rows = Name.objects.using(using).filter(customer__in=list(tokens)).order_by("since", "identifier")
     for pk, text, since, until in rows.values_list("customer", "identifier", "since", "until"):
@@ -139,8 +148,8 @@ def _read(using: str, **filters: Any) -> Iterator[NamedCustomer]:
     several = {name.text for group in names.values() if len(group) > 1 for name in group if name.until is None}
     accounts = Account.objects.using(using).filter(identifier__in=several) if several else Account.objects.none()
     with_row = {text: pk for pk, text in accounts.values_list("pk", "identifier")}
-    for pk, token in tokens.items():
-        yield NamedCustomer(_account(names[pk], with_row, token), token, pk, tuple(names[pk]))
+    for pk, (token, salt) in tokens.items():
+        yield NamedCustomer(_account(names[pk], with_row, token), token, pk, tuple(names[pk]), salt)
 
 
 def _account(names: list[NameSpan], with_row: dict[str, int], token: str) -> str:

@@ -289,7 +289,7 @@ class Closing:
         """Return an unsaved report version. Its lines will have the new usage of the billing periods `periods`."""
         shards = [state.shard for state in self._states]
         return Report(
-            customer_id=self.customer.token,
+            customer=self.customer.row,
             account=self.customer.account,
             period_start=period.start,
             period_end=period.end,

@@ -282,7 +282,7 @@ def draft(
 ) -> Report:
     """Return the provisional report of a billing period. Do not save this report."""
     return Report(
-        customer_id=customer.token,
+        customer=customer.row,
         account=customer.account,
         period_start=period.start,
         period_end=period.end,

@@ -44,7 +44,7 @@ def use(names: Sequence[str] = ACCOUNTS, keys: Sequence[str] = KEYS) -> None:
 
     # Tokens are random, so give the same ones in every database.
     for number, name in enumerate(("", *names)):
-        customer = Customer.objects.create(token=f"customer{number:08d}")
+        customer = Customer.objects.create(token=f"customer{number:08d}", salt=f"{number:032x}")
         Name.objects.create(identifier=name, customer=customer, shard=key_shard(f"account:{name}"))
     monthly = rule("monthly", bills=True, key_kind="caller")
     zones = ("UTC", "Europe/Berlin", "America/Los_Angeles", "Asia/Kolkata")
