@@ -119,15 +119,18 @@ def _archive_file(data: bytes) -> None:
 
 
 _IDENTITY = b"#i\ni\n#s\n1\n#o\n1\n#r\nr\n#p\n7\n#q\n3\n#f\n\n#t\n2\n#x\nr\n#c\n%d\n"
-_EMPTY = b"ratelimits archive 2\n"
-_ARCHIVED = b'{"shard": 1, "incarnation": "i", "seq": 1, "line_count": 1, "parts": "00"}\na\tb\n'
+_EMPTY = b"ratelimits archive 3\n"
+_ARCHIVED = (
+    b'{"shard": 1, "incarnation": "i", "seq": 1, "line_count": 1, "parts": "00", "part_salts": "",'
+    b' "applied_at": "2026-07-01T00:00:00+00:00"}\na\tb\n'
+)
 _MANIFEST = {
     "format": manifest.FORMAT,
     "month": "2026-07",
     "open": [],
     **{section: {} for section in manifest._OBJECTS},
     "conditional": {},
-    "columns": {section: [] for section in manifest_sections.TABLES},
+    "columns": {section: [] for section in (*manifest_sections.TABLES, "deliveries")},
     "signature": "",
     "written_at": "2026-08-01T00:00:00+00:00",
     "history": {},
@@ -223,7 +226,7 @@ TARGETS = (
         (archive.ArchiveError,),
         (
             gzip.compress(
-                b"ratelimits archive 2\nend %b\n" % hashlib.sha256(b"ratelimits archive 2\n").hexdigest().encode()
+                b"ratelimits archive 3\nend %b\n" % hashlib.sha256(b"ratelimits archive 3\n").hexdigest().encode()
             ),
         ),
     ),
