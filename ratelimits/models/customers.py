@@ -1,7 +1,7 @@
 """Customers: who pays, for ever. Account texts, such as "acme", are the names of customers.
 
 An account text is what RATELIMITS["ACCOUNT"] returns for a request; "" is the text of anonymous usage. Requests, the
-ledger and the rules know only texts. Bills are about customers: `resolve` finds the customer of a text.
+ledger and the rules know only texts. Bills are about customers: see `ratelimits.models.accounts.named`.
 
 A customer is made when an account is saved, or when usage of a new text is tallied. Customers are never deleted. Each
 row of `Name` says whose name a text is from a moment on. At a bin, a text names the customer of its newest row that has
@@ -228,37 +228,6 @@ def customer_at(names: Sequence[DatedName], bin_: int) -> int | None:
     """Return the customer that a text with these names names at a bin; None if nobody."""
     later = bisect_right(names, bin_, key=lambda name: name.since)
     return names[later - 1].customer if later else None
-
-
-def resolve(using: str, uses: Collection[TextAndBin]) -> dict[TextAndBin, Customer]:
-    """Return the customer of each account text at a bin. Leave out texts that have no customer then.
-
-    Reads the names of all texts together. The customers have no `salt` until it is asked for.
-    """
-    names = names_of(using, (text for text, _bin in uses))
-    found = {(text, bin_): customer_at(names.get(text, ()), bin_) for text, bin_ in uses}
-    customers = _by_pk(using, {pk for pk in found.values() if pk is not None})
-    return {use: customers[pk] for use, pk in found.items() if pk is not None}
-
-
-def _by_pk(using: str, pks: Collection[int]) -> dict[int, Customer]:
-    rows, in_order = Customer.objects.using(using).defer("salt"), sorted(pks)
-    found: dict[int, Customer] = {}
-    for first in range(0, len(in_order), _CHUNK):
-        found |= rows.in_bulk(in_order[first : first + _CHUNK])
-    return found
-
-
-def present(using: str, texts: Iterable[str]) -> dict[str, Customer]:
-    """Return the customer that each account text names now: the newest, also before the quarter in which it begins.
-
-    This writes nothing. If a text names none yet, return an unsaved customer. Its token is made from the text, so that
-    all exports have the same, until the tally gives the text a customer with a random token.
-    """
-    wanted = sorted(set(texts))
-    names = {text: dated[-1].customer for text, dated in names_of(using, wanted).items()}
-    customers = _by_pk(using, set(names.values()))
-    return {text: customers[names[text]] if text in names else Customer(token=unsaved_token(text)) for text in wanted}
 
 
 def unsaved_token(text: str) -> str:

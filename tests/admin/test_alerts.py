@@ -8,7 +8,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from ratelimits.models import Account, Alert, AlertChannel, AlertDelivery
-from ratelimits.models.customers import make_missing, present
+from ratelimits.models.customers import make_missing
+from tests.support.customers import present
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

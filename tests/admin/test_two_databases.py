@@ -34,7 +34,7 @@ from django.db.models import ProtectedError
 from django.test import Client
 
 from ratelimits.models import *
-from ratelimits.models.customers import make_missing, present
+from ratelimits.models.customers import Customer, make_missing
 from ratelimits.models.versions import ConfigVersion
 
 ADMIN = "/admin/ratelimits/"
@@ -105,7 +105,7 @@ start = int(month.timestamp()) * 1_000_000
 end = start + 40 * 86_400_000_000
 make_missing("quota", ["acme"])
 report = Report.objects.create(
-    customer=present("quota", ["acme"])["acme"],
+    customer=Customer.objects.get(names__identifier="acme"),
     account="acme", period_start=start, period_end=end, timezone="UTC", line_count=1,
 )
 numbers = {field.name: 1 for field in ReportLine._meta.fields if "Integer" in field.get_internal_type()}

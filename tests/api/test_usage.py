@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from ratelimits.customers.move import move
 from ratelimits.models import ConfigVersion, ShardState
-from ratelimits.models.customers import present
+from tests.support.customers import present
 from tests.support.usage.traffic import at, flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)

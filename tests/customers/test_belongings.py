@@ -12,10 +12,11 @@ from ratelimits.customers.move import move
 from ratelimits.identity import Identity
 from ratelimits.models import Access, Account, AlertChannel, Customer, KeyOverride, Name, Plan, Rule
 from ratelimits.models.accounts.named import named
-from ratelimits.models.customers import is_waiting, make_missing, present, waiting_text
+from ratelimits.models.customers import is_waiting, make_missing, waiting_text
 from ratelimits.reports.terms.account_book import AccountBook
 from ratelimits.rules import AppliedRule
 from ratelimits.rules.loader import Loader
+from tests.support.customers import present
 from tests.support.reports.edits import edit_at
 from tests.support.rows import rule
 from tests.support.usage.traffic import at

@@ -19,7 +19,7 @@ from ratelimits.customers.move import move
 from ratelimits.customers.planning import NotMovedError, next_quarter
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.models import ConfigVersion, Customer, Move, Name, PeriodUsage, Report, ShardState
-from ratelimits.models.customers import make_missing, present, resolve
+from ratelimits.models.customers import make_missing
 from ratelimits.models.versions import editing
 from ratelimits.moments.databases import now_of
 from ratelimits.reports.verify.totals import verify_totals
@@ -27,6 +27,7 @@ from ratelimits.usage import crash
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
+from tests.support.customers import present, resolve
 from tests.support.reports.invoices import account, close, spend
 from tests.support.usage import traffic
 from tests.support.usage.traffic import NOON, at, flow

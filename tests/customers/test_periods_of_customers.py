@@ -15,7 +15,7 @@ from ratelimits.api.windows import rows as window_rows
 from ratelimits.customers.move import move
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.models import Account, ConfigVersion, Customer, FrozenPeriod, PeriodUsage, Report, ReportLine
-from ratelimits.models.customers import make_missing, present
+from ratelimits.models.customers import make_missing
 from ratelimits.reports.statements import statements
 from ratelimits.reports.terms import Terms
 from ratelimits.reports.verify.report import verify_report
@@ -23,6 +23,7 @@ from ratelimits.reports.verify.terms import verify_terms
 from ratelimits.reports.verify.totals import verify_totals
 from ratelimits.rules.loader import Loader
 from tests.reference.periods import Calendar
+from tests.support.customers import present
 from tests.support.reports.edits import change, edit_at
 from tests.support.reports.invoices import account, close, spend
 from tests.support.usage.traffic import at, flow, use

@@ -25,12 +25,13 @@ from ratelimits.models import (
     Report,
     ReportLine,
 )
-from ratelimits.models.customers import make_missing, present
+from ratelimits.models.customers import make_missing
 from ratelimits.reports.verify.printed import verify_printed
 from ratelimits.reports.verify.report import verify_report
 from ratelimits.reports.verify.totals import verify_totals
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
+from tests.support.customers import present
 from tests.support.reports.invoices import account, close, spend
 from tests.support.usage.traffic import at, flow
 

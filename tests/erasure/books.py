@@ -28,12 +28,12 @@ from ratelimits.models import (
     ShardState,
     Upload,
 )
-from ratelimits.models.customers import present
 from ratelimits.models.ledger import moment
 from ratelimits.quota.process_totals import TotalKey
 from ratelimits.reports.verify.manifest import build, parse
 from ratelimits.usage import process_totals
 from ratelimits.usage.retention.compact import compact
+from tests.support.customers import present
 from tests.support.reports.invoices import account, close, spend
 from tests.support.reports.priced import priced
 from tests.support.usage.traffic import at, flow

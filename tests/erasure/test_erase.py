@@ -25,13 +25,14 @@ from ratelimits.models import (
     ReportLine,
     ShardState,
 )
-from ratelimits.models.customers import make_missing, present
+from ratelimits.models.customers import make_missing
 from ratelimits.usage.retention import archive
 from ratelimits.usage.retention.compact import compact
 from ratelimits.usage.retention.erase import NotErasedError
 from tests.erasure import books
 from tests.erasure.books import NAMES, TEXT, customer, manifests
 from tests.erasure.conftest import Findings
+from tests.support.customers import present
 from tests.support.reports.invoices import close, spend
 from tests.support.reports.searched import found
 from tests.support.usage.traffic import at, flow

@@ -10,13 +10,13 @@ from django.db.models import F
 
 from ratelimits.erasure.erase import erase
 from ratelimits.models import DurabilityGap, GapKind, Line, QuarantinedBatch, ShardState
-from ratelimits.models.customers import present
 from ratelimits.usage.apply import BatchOutcome
 from ratelimits.usage.drain import drain
 from ratelimits.usage.retention import compact as compacting
 from ratelimits.usage.retention.compact import compact
 from ratelimits.usage.seal import seal
 from ratelimits.usage.verify.ledger import verify_ledger
+from tests.support.customers import present
 from tests.support.usage.traffic import flow, use
 from tests.usage.test_gaps import keys, put_back
 

@@ -12,7 +12,8 @@ from django.core.management import CommandError, call_command
 
 from ratelimits.customers.planning import next_quarter
 from ratelimits.models import Adjustment, Customer, Move, Name
-from ratelimits.models.customers import make_missing, present
+from ratelimits.models.customers import make_missing
+from tests.support.customers import present
 from tests.support.reports.invoices import account, close, spend
 from tests.support.usage.traffic import at, flow
 

@@ -11,7 +11,9 @@ from django.db.models import ProtectedError
 
 from ratelimits.models import Account, ConfigVersion, Customer, Name, customers
 from ratelimits.models.accounts import IdentifierEditedError
-from ratelimits.models.customers import make_missing, present, resolve
+from ratelimits.models.accounts.named import named_now
+from ratelimits.models.customers import make_missing, unsaved_token
+from tests.support.customers import present, resolve
 from tests.support.reports.invoices import token
 from tests.support.usage.traffic import at, flow, use
 
@@ -81,25 +83,29 @@ def test_a_customer_with_a_name_cannot_be_deleted() -> None:
         Customer.objects.get().delete()
 
 
-def test_many_texts_are_resolved_at_once_by_the_bin(django_assert_num_queries: Any) -> None:
+def test_a_text_names_the_customer_of_its_newest_name_that_has_begun() -> None:
     make_missing("default", ["acme", "", "bolt"])
     found = present("default", ["acme", "", "bolt"])
-    assert found.keys() == {"acme", "", "bolt"}
     Name.objects.filter(identifier="bolt").update(until=BIN)
     successor = Customer.objects.create()
     Name.objects.create(identifier="bolt", customer=successor, since=BIN, shard=0)
     uses = [("acme", BIN), ("", 0), ("bolt", BIN - 900), ("bolt", BIN), ("unknown", BIN)]
-    with django_assert_num_queries(2):
-        resolved = resolve("default", uses)
-    assert {use: customer.pk for use, customer in resolved.items()} == {
-        ("acme", BIN): found["acme"].pk,
-        ("", 0): found[""].pk,
-        ("bolt", BIN - 900): found["bolt"].pk,
-        ("bolt", BIN): successor.pk,
+    assert resolve("default", uses) == {
+        ("acme", BIN): found["acme"],
+        ("", 0): found[""],
+        ("bolt", BIN - 900): found["bolt"],
+        ("bolt", BIN): successor,
     }
-    assert present("default", ["bolt"])["bolt"] == successor
     Name.objects.filter(identifier="bolt", since=0).delete()
     assert resolve("default", [("bolt", BIN - 900)]) == {}
+
+
+def test_many_customers_are_read_at_once(django_assert_num_queries: Any) -> None:
+    make_missing("default", map(str, range(9)))
+    with django_assert_num_queries(3):
+        found = named_now("default", [*map(str, range(9)), "unknown"])
+    assert {text: one.account for text, one in found.items()} == {text: text for text in found}
+    assert (found["unknown"].pk, found["unknown"].token) == (None, unsaved_token("unknown"))
 
 
 def test_the_database_refuses_two_customers_of_a_text_at_once_and_parts_of_a_quarter() -> None:
@@ -114,11 +120,11 @@ def test_the_database_refuses_two_customers_of_a_text_at_once_and_parts_of_a_qua
 
 def test_whoever_only_asks_for_customers_makes_none() -> None:
     make_missing("default", ["acme"])
-    found = present("default", ["acme", "bolt"])
+    found = named_now("default", ["acme", "bolt"])
     assert (found["acme"].pk is not None, found["bolt"].pk is None) == (True, True)
     assert len({found["acme"].token, found["bolt"].token, ""}) == 3
-    assert present("default", ["bolt"])["bolt"].token == found["bolt"].token
-    assert present("default", ["cord"])["cord"].token != found["bolt"].token
+    assert named_now("default", ["bolt"])["bolt"].token == found["bolt"].token
+    assert named_now("default", ["cord"])["cord"].token != found["bolt"].token
     assert list(Name.objects.values_list("identifier", flat=True)) == ["acme"]
     assert Customer.objects.count() == 1
 

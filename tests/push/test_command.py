@@ -16,10 +16,10 @@ from ratelimits import tasks
 from ratelimits.conf.setting_rules import complaint
 from ratelimits.customers.move import move
 from ratelimits.models import PushDelivery, PushedReport, PushReceiver
-from ratelimits.models.customers import present
 from tests.admin.test_usage import text, url
 from tests.push.fakes import Fake
 from tests.push.test_push import october, states
+from tests.support.customers import present
 from tests.support.terminal import on_a_terminal, stages
 
 pytestmark = pytest.mark.django_db

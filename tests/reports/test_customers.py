@@ -30,7 +30,6 @@ from ratelimits.models import (
     ShardState,
 )
 from ratelimits.models.accounts.named import named, named_now
-from ratelimits.models.customers import present
 from ratelimits.models.ledger import moment
 from ratelimits.push.plan import plan as plan_deliveries
 from ratelimits.push.receivers import receiver
@@ -42,6 +41,7 @@ from ratelimits.reports.statements import columns_of, rows, statements
 from ratelimits.reports.statements.charges import charges, lines_for
 from ratelimits.reports.statements.effect import effect_of
 from ratelimits.usage import gaps
+from tests.support.customers import present
 from tests.support.reports.edits import edit_at, rename
 from tests.support.reports.invoices import account, close, spend
 from tests.support.reports.priced import charge, findings

@@ -10,7 +10,6 @@ from django.test import RequestFactory
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import identify, name_of
 from ratelimits.models import DurabilityGap, Line, ProcessTotal, QuarantinedBatch, ShardState
-from ratelimits.models.customers import present
 from ratelimits.quota.process_totals import TotalKey
 from ratelimits.reports.rows import report_id
 from ratelimits.usage import process_totals
@@ -19,6 +18,7 @@ from ratelimits.usage.drain import drain
 from ratelimits.usage.resolve import accept
 from ratelimits.usage.seal import seal
 from ratelimits.usage.verify.ledger import verify_ledger
+from tests.support.customers import present
 from tests.support.raw import RawRedis
 from tests.support.usage.traffic import NOON, flow, use
 from tests.usage.test_gaps import keys

@@ -12,8 +12,9 @@ from django.test import Client
 from ratelimits.customers.move import move
 from ratelimits.customers.planning import next_quarter
 from ratelimits.models import Account, Adjustment, Customer, KeyOverride, Move, Name
-from ratelimits.models.customers import make_missing, present, waiting_text
+from ratelimits.models.customers import make_missing, waiting_text
 from tests.admin.test_usage import text, url
+from tests.support.customers import present
 from tests.support.reports.invoices import account, close, spend
 from tests.support.usage.traffic import at, flow
 
