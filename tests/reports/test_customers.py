@@ -34,7 +34,7 @@ from ratelimits.models.ledger import moment
 from ratelimits.push.plan import plan as plan_deliveries
 from ratelimits.push.receivers import receiver
 from ratelimits.push.status import status
-from ratelimits.reports.closing.close import home_shard
+from ratelimits.reports.closing.close import finalise, home_shard
 from ratelimits.reports.closing.open_periods import force, open_periods
 from ratelimits.reports.exports import FORMATS
 from ratelimits.reports.statements import columns_of, rows, statements
@@ -447,3 +447,26 @@ def test_no_usage_is_moved_into_a_period_whose_report_has_adjustments_alone() ->
     billed = {report.account: sum(line.consumed_quantity for line in report.lines.all()) for report in reports}
     assert billed == {"a": 4, "b": 3}
     assert findings() == ""
+
+
+def test_a_period_has_the_plan_of_its_time_also_if_the_customer_has_another_text_when_it_is_closed() -> None:
+    account("a", included=100)
+    spend("a", "2026-10-05", 150)
+    flow()
+    rename("a", "x", "2026-11-01T06:00")
+    (report,) = close("2026-11-02")
+    assert (report.account, report.plan, report.included) == ("x", "plan-a", {"requests": 100})
+    assert findings() == ""
+
+
+def test_a_period_waits_for_the_shards_of_all_texts_of_its_customer() -> None:
+    two_texts()
+    flow()
+    assert home_shard("a") != home_shard("second")
+    ShardState.objects.update(watermark=at("2026-11-02"))
+    ShardState.objects.filter(shard=home_shard("second")).update(watermark=at("2026-10-20"))
+    assert finalise(at("2026-11-02")) == []
+    (waiting,) = open_periods(at("2026-11-02"), account="a")
+    assert f"shard {home_shard('second'):02d}" in waiting.why
+    ShardState.objects.update(watermark=at("2026-11-02"))
+    assert len(finalise(at("2026-11-02"))) == 1
