@@ -133,7 +133,8 @@ def mail(delivery: AlertDelivery, address: str) -> EmailMessage:
     """Return the e-mail of a delivery. A project can replace the templates of the subject and the text."""
     alert = delivery.alert
     (customer,) = named(conf.DATABASE, [alert.customer_id])
-    account = Account.objects.using(conf.DATABASE).filter(identifier=customer.account).first()
+    # The last text of a customer whom no text names now is perhaps that of another customer.
+    account = Account.objects.using(conf.DATABASE).filter(identifier__in=customer.present).order_by("pk").first()
     values = {
         "alert": alert,
         "account": account or alert.account,

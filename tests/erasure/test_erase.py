@@ -30,9 +30,10 @@ from ratelimits.usage.retention import archive
 from ratelimits.usage.retention.compact import compact
 from ratelimits.usage.retention.erase import NotErasedError
 from tests.erasure import books
-from tests.erasure.books import NAMES, TEXT, customer, manifests
+from tests.erasure.books import NAME, NAMES, TEXT, customer, manifests
 from tests.erasure.conftest import Findings
 from tests.support.customers import present
+from tests.support.reports.edits import edit_at
 from tests.support.reports.invoices import close, spend
 from tests.support.reports.searched import found
 from tests.support.usage.traffic import at, flow
@@ -96,6 +97,21 @@ def test_two_customers_of_one_text_are_erased_independently_of_each_other(findin
     assert findings(given) == []
     assert sums() == before
     assert found((*NAMES, "grace")) == []
+
+
+def test_the_report_of_a_former_customer_does_not_have_the_name_of_an_erased_one(findings: Findings) -> None:
+    former, since = books.write(), at("2026-11-20")
+    later = move(TEXT, None, since // 10**6).customer
+    with edit_at(since):
+        Account.objects.filter(identifier=TEXT).update(name="Grace Hopper")
+    spend(TEXT, "2026-11-25", 5, key="user:grace")
+    close("2026-12-02")
+    assert found(["Grace Hopper"]) != []
+    erase(later)
+    assert found(["Grace Hopper"]) == []
+    report = Report.objects.filter(customer__token=former.token).latest("pk")
+    assert (report.label, report.prices["account_name"]) == ("2026-11", NAME)
+    assert findings([]) == []
 
 
 def test_a_text_that_another_customer_had_before_names_a_new_customer_after_an_erasure(findings: Findings) -> None:

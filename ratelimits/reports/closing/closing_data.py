@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from ratelimits.algorithms.billing_periods import Period, Span, Timeline
-from ratelimits.models import Account, Adjustment, PeriodUsage, Report, ShardState
+from ratelimits.models import Adjustment, PeriodUsage, Report, ShardState
 from ratelimits.models.accounts.named import NamedCustomer
 from ratelimits.reports import cross_check, signing
 from ratelimits.reports.adjusting import unreported
@@ -50,7 +50,6 @@ class ClosingData:
         self._reports = _by_token(reports)
         self._adjustments = _by_token(unreported(using, **filters), tokens)
         # The data of a `cache` or a `SpanCache` are read only when they are needed.
-        self._names = cache(self._read_names)
         self._terms = AccountTerms(using, customers)
         self._included = cache(IncludedBook(self._terms).of)
         self._gaps = SpanCache(lambda start, end: Gaps.between(using, start, end, shards=[*states], texts=texts))
@@ -79,11 +78,7 @@ class ClosingData:
 
     def account_name(self, customer: NamedCustomer) -> str:
         """Return the current name of a customer's account; "" if it has no row."""
-        return self._names().get(customer.account, "")
-
-    def _read_names(self) -> dict[str, str]:
-        accounts = [customer.account for customer in self._customers]
-        return dict(Account.objects.using(self.using).filter(identifier__in=accounts).values_list("identifier", "name"))
+        return self._terms.accounts.account_name(customer)
 
     def timeline(self, customer: NamedCustomer) -> Timeline:
         """Return the billing periods of a customer."""

@@ -50,7 +50,8 @@ class Statement:
     """A report and its rows. The rows can be read only once.
 
     `unused` says that the customer has neither usage nor adjustments in the period, so the period gets no final report.
-    `included` says what the plan includes. It is None for a final report, and if `unused` is true.
+    `included` says what the plan includes. It is None for a final report, and if `unused` is true. `account_name` is
+    the current name of the customer's account, for a report that is not final.
     """
 
     report: Report
@@ -58,6 +59,7 @@ class Statement:
     rows: Iterable[Row]
     included: Included | None = None
     unused: bool = False
+    account_name: str = ""
 
 
 def statements(
@@ -185,13 +187,14 @@ def _provisional(
             usage_lines(report, limits.of(period_groups, payer), rules, {period.start: allowance}, lost),
             (adjustment_line(report, adjustment, allowance) for adjustment in open_period.adjustments),
         )
-        yield Statement(report, PROVISIONAL, map(RowMaker(report, PROVISIONAL).from_line, lines), included)
+        made = map(RowMaker(report, PROVISIONAL).from_line, lines)
+        yield Statement(report, PROVISIONAL, made, included, account_name=open_period.account_name)
 
 
 class _OpenPeriod(NamedTuple):
     """A customer's billing period without a report, the plan's included quantities in it, and its adjustments.
 
-    `shards` are the shards of the customer.
+    `shards` are the shards of the customer, and `account_name` is the current name of its account.
     """
 
     customer: NamedCustomer
@@ -199,6 +202,7 @@ class _OpenPeriod(NamedTuple):
     included: Included
     adjustments: list[Adjustment]
     shards: list[int]
+    account_name: str
 
 
 def _open_periods(
@@ -222,7 +226,8 @@ def _open_periods(
                 continue
             for period in of_month:
                 included, adjustments = data.included(one, period), periods.adjustments(period)
-                found.append(_OpenPeriod(one, period, included, adjustments, shards[one.token]))
+                about = shards[one.token], data.account_name(one)
+                found.append(_OpenPeriod(one, period, included, adjustments, *about))
         ahead = _groups_ahead(using, found)
         for each in found:
             period, span = each.period, (each.period.start, each.period.end)

@@ -20,7 +20,7 @@ from tempfile import SpooledTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from ratelimits.conf import conf
-from ratelimits.models import Account, Report
+from ratelimits.models import Report
 from ratelimits.models.accounts.named import billed_accounts
 from ratelimits.pricing.money import ZERO, added, minus
 from ratelimits.pricing.prices import NO_UNITS, Units
@@ -90,7 +90,7 @@ def charges(statements: Iterable[Statement]) -> Iterator[Charge]:
             for version in versions(statement.report):
                 yield from version_charges(version)
         else:
-            yield from _provisional(statement, books.setdefault(using, PriceBook(using)), using)
+            yield from _provisional(statement, books.setdefault(using, PriceBook(using)))
 
 
 def version_charges(report: Report) -> Iterator[Charge]:
@@ -102,7 +102,7 @@ def version_charges(report: Report) -> Iterator[Charge]:
         yield from _priced(report, version_lines(report), FINAL)
 
 
-def _provisional(statement: Statement, book: PriceBook, using: str) -> Iterator[Charge]:
+def _provisional(statement: Statement, book: PriceBook) -> Iterator[Charge]:
     """Yield the charges of an open period."""
     report = statement.report
     try:
@@ -116,8 +116,8 @@ def _provisional(statement: Statement, book: PriceBook, using: str) -> Iterator[
         yield from map(Charge, statement.rows)
         return
     period = str(report.period_start // SECOND)
-    name = Account.objects.using(using).filter(identifier=report.account).values_list("name", flat=True).first()
-    report.prices = {"account_name": name or "", "periods": recorded_prices(report, (), [period], record)}
+    records = recorded_prices(report, (), [period], record)
+    report.prices = {"account_name": statement.account_name, "periods": records}
     totals, has_units = Totals(report, ()), False
     make = row_type(report.columns_version)._make
     # The rows are read twice, because the price of a unit can depend on the total.

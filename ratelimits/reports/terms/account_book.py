@@ -53,8 +53,13 @@ class AccountBook:
     def __init__(self, using: str, customers: Iterable[NamedCustomer]) -> None:
         self._using, self._customers = using, list(customers)
         self._texts = {text for customer in self._customers for text in customer.texts}
-        rows = Account.objects.using(using).filter(identifier__in=self._texts).values_list(*_COLUMNS)
-        self._rows = {state.name: state for state in (AccountState(*row) for row in rows)}
+        rows = Account.objects.using(using).filter(identifier__in=self._texts).values_list("name", *_COLUMNS)
+        self._rows: dict[str, AccountState] = {}
+        #: The names of accounts, by primary key.
+        self._names: dict[int, str] = {}
+        for name, *columns in rows:
+            state = AccountState(*columns)
+            self._rows[state.name], self._names[state.row] = state, name
 
     @cached_property
     def _timelines(self) -> dict[str, Timeline]:
@@ -63,6 +68,14 @@ class AccountBook:
     def timeline(self, customer: NamedCustomer) -> Timeline:
         """Return the billing periods of a customer."""
         return self._timelines[customer.token]
+
+    def account_name(self, customer: NamedCustomer) -> str:
+        """Return the name that the customer's own account row has now; "" without such a row.
+
+        The last text of a customer whom no text names now is perhaps that of another customer.
+        """
+        states = [self._rows[text] for text in customer.present if text in self._rows]
+        return self._names[min(states).row] if states else ""
 
     def state(self, customer: NamedCustomer, at: int | None) -> AccountState | None:
         """Return the state of a customer's account row at a moment (µs since 1970 UTC; None means now).

@@ -1,0 +1,102 @@
+"""Test under which name and text a bill states its customer, after account texts went to other customers."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import pytest
+
+from ratelimits.alerts.deliver import mail
+from ratelimits.customers.move import move
+from ratelimits.models import Account, Alert, AlertDelivery, Customer
+from ratelimits.models.customers import present
+from ratelimits.reports.exports import FORMATS
+from ratelimits.reports.statements import statements
+from ratelimits.reports.statements.charges import lines_for
+from tests.support.reports.edits import edit_at
+from tests.support.reports.invoices import close, spend
+from tests.support.reports.priced import findings, priced
+from tests.support.usage.traffic import at, flow
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NOVEMBER = at("2026-11-01") // 10**6
+
+
+def customer(text: str) -> Customer:
+    return present("default", [text])[text]
+
+
+def file(form: str = "focus", month: str = "2026-10") -> list[dict[str, str]]:
+    """Return the rows of a month's file."""
+    content = b"".join(FORMATS[form].stream(lines_for(FORMATS[form], statements(month)))).decode()
+    return list(csv.DictReader(io.StringIO(content)))
+
+
+def merged() -> dict[str, str]:
+    """Merge "sold" into "buyer" after October. Return the name of each customer, by token."""
+    priced("sold", included=1)
+    priced("buyer", included=1)
+    for text in ("sold", "buyer"):
+        spend(text, "2026-10-05", 50)
+    flow()
+    expected = {customer("sold").token: "Sold Ltd.", customer("buyer").token: "Buyer Ltd."}
+    move("sold", customer("buyer"), NOVEMBER)
+    return expected
+
+
+def taken() -> dict[str, str]:
+    """Give "sold" to a stranger after October. Return the name of each customer, by token."""
+    priced("sold", included=1)
+    spend("sold", "2026-10-05", 50)
+    flow()
+    one = customer("sold")
+    stranger = move("sold", None, NOVEMBER).customer
+    with edit_at(NOVEMBER * 10**6):
+        Account.objects.filter(identifier="sold").update(name="Stranger Inc")
+    spend("sold", "2026-11-01T02:00", 1)
+    assert stranger != one
+    return {one.token: "Sold Ltd."}
+
+
+@pytest.mark.parametrize("scenario", [merged, taken])
+def test_a_bill_has_the_name_of_its_own_customer(scenario: Any) -> None:
+    expected = scenario()
+    provisional = {row["BillingAccountId"]: row["BillingAccountName"] for row in file()}
+    assert provisional == expected
+    reports = [report for report in close("2026-11-02") if report.label == "2026-10"]
+    assert {report.customer_id: report.prices["account_name"] for report in reports} == expected
+    assert {row["BillingAccountId"]: row["BillingAccountName"] for row in file()} == expected
+    # A later version has the name of its own customer, too.
+    spend("sold", "2026-10-06", 7)
+    (late,) = close("2026-11-03")
+    assert late.version == 2
+    assert late.prices["account_name"] == expected[late.customer_id] == "Sold Ltd."
+    assert findings() == ""
+
+
+def test_an_alert_names_its_own_customer_and_not_the_one_who_has_its_text_now() -> None:
+    (token,) = taken()
+    with edit_at(NOVEMBER * 10**6):
+        Account.objects.filter(identifier="sold").update(timezone="Asia/Tokyo")
+    alert = Alert.objects.create(
+        id="00000000-0000-0000-0000-000000000001",
+        customer=Customer.objects.get(token=token),
+        account="sold",
+        meter="requests",
+        rule=0,
+        period=at("2026-10-01") // 10**6,
+        period_end=NOVEMBER,
+        threshold=80,
+        basis="included",
+        used=40,
+        quantity=50,
+    )
+    delivery = AlertDelivery(alert=alert, kind="email")
+    message = mail(delivery, "ada@example.com")
+    said = f"{message.subject} {message.body}"
+    assert "Sold Ltd." in said
+    assert "Stranger" not in said
+    assert "Tokyo" not in said
