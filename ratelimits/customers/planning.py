@@ -48,6 +48,18 @@ class MovedUsage(NamedTuple):
     to_period: Period
 
 
+class StayingUsage(NamedTuple):
+    """Net usage of one meter of before a move that stays with a customer, in periods without a final report.
+
+    `former` is the primary key of the customer (or NOBODY), and `first` the quarter of the oldest such usage.
+    """
+
+    former: int
+    meter: str
+    units: int
+    first: int
+
+
 @dataclass(frozen=True)
 class Planned:
     """What a move would do.
@@ -132,6 +144,18 @@ class Planned:
         self._refuse_second_adjustment()
         self._refuse_archived()
         return [usage for usage in self._moved(self.asked, self.since) if usage.units]
+
+    @cached_property
+    def staying(self) -> list[StayingUsage]:
+        """Return the usage of the text of before the move that stays with others, in periods that no report has."""
+        units: Counter[tuple[int, str]] = Counter()
+        oldest: dict[tuple[int, str], int] = {}
+        for bin_, meter, used in self._usage(closed_until(self.using, self.text), self.asked):
+            former = self._former_at(bin_)
+            if former != self._pk:
+                units[former, meter] += used
+                oldest[former, meter] = min(bin_, oldest.get((former, meter), bin_))
+        return [StayingUsage(*key, used, oldest[key]) for key, used in sorted(units.items()) if used]
 
     def _moved(self, first: int, end: int | None) -> list[MovedUsage]:
         """Return the usage of others from `first` on and before `end`, oldest first."""

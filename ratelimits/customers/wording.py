@@ -9,9 +9,10 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ratelimits.algorithms.wording import amount
 from ratelimits.conf import conf
 from ratelimits.customers.planning import MovedUsage, Planned, shown
-from ratelimits.models import Access, Account, Customer, KeyOverride, Move
+from ratelimits.models import Access, Account, Customer, KeyOverride, Move, Name
 from ratelimits.models.customers import waiting_text
 
 #: Maximum number of texts of a customer that a sentence names.
@@ -110,16 +111,20 @@ def _belongings(planned: Planned) -> Iterator[str]:
             count,
         )
         yield text % {"count": count, "key": key}
-    row = None
-    if planned.customer is not None:
-        texts = [*planned.customer_texts, waiting_text(planned.customer)]
-        row = Account.objects.using(planned.using).filter(identifier__in=texts).order_by("pk").first()
+    row = None if planned.customer is None else _row_of(planned.using, planned.customer)
     values = {
         "text": planned.text,
         "plan": _("no plan") if row is None or row.plan is None else row.plan,
         "zone": "UTC" if row is None else row.timezone,
     }
     yield _("%(text)s then has the plan and the terms of the customer: %(plan)s, %(zone)s.") % values
+
+
+def _row_of(using: str, customer: Customer) -> Account | None:
+    """Return the row with the plan and the terms of a customer; None without one."""
+    names = Name.objects.using(using).filter(customer=customer, until=None).values_list("identifier", flat=True)
+    texts = [*names, waiting_text(customer)]
+    return Account.objects.using(using).filter(identifier__in=texts).order_by("pk").first()
 
 
 def _about_reports(planned: Planned) -> Iterator[str]:
@@ -136,12 +141,35 @@ def _about_reports(planned: Planned) -> Iterator[str]:
 
 
 def warnings(planned: Planned) -> Iterator[str]:
-    """Yield a warning about a text that nobody has used."""
+    """Yield warnings about a text that nobody has used, and about usage of before that the move leaves behind."""
+    yield from _about_staying(planned)
     if planned.is_unused:
         yield (
             _("Nobody has used %(text)s yet, and no account has this identifier: check the spelling.")
             % {"text": planned.text}
         )
+
+
+def _about_staying(planned: Planned) -> Iterator[str]:
+    """Yield sentences about the usage of before the move that stays with its customers, and how it would go along."""
+    usage = planned.staying
+    customers = Customer.objects.using(planned.using).in_bulk({one.former for one in usage})
+    for former in sorted({one.former for one in usage}):
+        owner = customers.get(former)
+        values = {
+            "text": planned.text,
+            "asked": shown(planned.asked),
+            "usage": ", ".join(amount(one.units, one.meter) for one in usage if one.former == former),
+            "former": _("a new customer") if owner is None else _("customer %s") % owner.token,
+        }
+        yield (_("Usage of %(text)s of before %(asked)s in open periods stays with %(former)s: %(usage)s.") % values)
+        row = None if owner is None else _row_of(planned.using, owner)
+        if row is None or row.plan is None:
+            yield _("This customer has no plan, so nobody pays for this usage.")
+    if usage:
+        yield _(
+            "It goes along if you choose “since its first usage” (in the command: --since beginning), or %(first)s."
+        ) % {"first": shown(min(one.first for one in usage))}
 
 
 def heads() -> list[str]:
@@ -176,7 +204,8 @@ def _moved(planned: Planned) -> list[tuple[str, MovedUsage]]:
 
 
 def _tokens(planned: Planned) -> dict[int, str]:
-    customers = Customer.objects.using(planned.using).filter(pk__in={usage.former for _how, usage in _moved(planned)})
+    formers = {usage.former for _how, usage in _moved(planned)} | {usage.former for usage in planned.staying}
+    customers = Customer.objects.using(planned.using).filter(pk__in=formers)
     return dict(customers.values_list("pk", "token"))
 
 
@@ -201,6 +230,15 @@ def as_json(planned: Planned) -> dict[str, Any]:
                 "to_period": usage.to_period.name,
             }
             for how, usage in _moved(planned)
+        ],
+        "staying": [
+            {
+                "former": tokens.get(usage.former),
+                "meter": usage.meter,
+                "units": usage.units,
+                "first": _iso(usage.first),
+            }
+            for usage in planned.staying
         ],
     }
 

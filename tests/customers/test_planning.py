@@ -148,6 +148,46 @@ def test_usage_of_open_periods_is_listed_and_then_counted_again() -> None:
     assert plan("default", "acme", bolt, since).counted_again == []
 
 
+def test_usage_of_before_that_stays_behind_is_said_with_its_customer_and_the_moment_from_which_it_goes_along() -> None:
+    Account.objects.create(identifier="old-name", plan=Plan.objects.create(name="Pro", slug="pro"))
+    old = customer("old-name")
+    spend("new-name", "2026-11-02T06:00", 213)
+    spend("new-name", "2026-11-02T06:20", 3839, meter="tokens")
+    flow()
+    token, since = customer("new-name").token, at("2026-11-02T09:15") // SECOND
+    text = said("new-name", old, since)
+    assert (
+        "Usage of new-name of before 2026-11-02 09:15 UTC in open periods stays with"
+        f" customer {token}: 213 requests, 3,839 tokens." in text
+    )
+    assert "This customer has no plan, so nobody pays for this usage." in text
+    assert "“since its first usage” (in the command: --since beginning), or 2026-11-02 06:00 UTC." in text
+    staying = as_json(plan("default", "new-name", old, since))["staying"]
+    assert [(one["former"], one["meter"], one["units"]) for one in staying] == [
+        (token, "requests", 213),
+        (token, "tokens", 3839),
+    ]
+    for earlier in (0, at("2026-11-02T06:00") // SECOND):
+        assert plan("default", "new-name", old, earlier).staying == []
+        assert "open periods stays with" not in said("new-name", old, earlier)
+    assert "3,839 tokens" in said("new-name", None, since)
+    Account.objects.create(identifier="new-name", plan=Plan.objects.get())
+    assert "nobody pays" not in said("new-name", old, since)
+
+
+def test_usage_that_stays_is_that_of_open_periods_alone() -> None:
+    payer = account("bolt")
+    spend(payer, "2026-10-20", 5)
+    close("2026-11-03")
+    spend(payer, "2026-11-02", 7)
+    flow()
+    assert ": 7 requests." in said("bolt", customer("acme"))
+    spend("carl", "2026-11-02", 8)
+    seal()
+    drain(at("2026-11-03"))
+    assert "stays with a new customer: 8 requests." in said("carl", customer("acme"))
+
+
 def test_who_moved_what_when_and_why_is_stored(ada: User) -> None:
     former = customer("acme")
     moved = move("acme", None, by=ada, reason="sold")

@@ -79,7 +79,7 @@ class MoveForm(forms.Form):
         choices=[
             (_NEXT, gettext_lazy("from the next quarter of an hour on")),
             (_SINCE, gettext_lazy("from an earlier moment on")),
-            (_ALWAYS, gettext_lazy("all usage that the text has ever had")),
+            (_ALWAYS, gettext_lazy("since its first usage: all usage that the text has ever had")),
         ],
         initial=_NEXT,
     )

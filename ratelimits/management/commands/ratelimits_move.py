@@ -53,7 +53,7 @@ class Command(ExplainedCommand):
             "--since",
             type=_moment,
             help="the usage from this quarter of an hour on belongs to the customer: a moment such as 2026-11-01T10:15"
-            f" or 2026-11-01, or “{BEGINNING}”; default: the next quarter",
+            f" or 2026-11-01, or “{BEGINNING}” (since its first usage); default: the next quarter",
         )
         parser.add_argument("--reason", default="", help="the reason, which the history shows to your colleagues")
         parser.add_argument(
