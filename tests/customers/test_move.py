@@ -180,6 +180,42 @@ def test_usage_that_no_tally_has_seen_stays_with_the_text_s_own_customer() -> No
     assert totals() == {(acme.pk, "new"): 7}
 
 
+def test_batches_that_are_not_tallied_yet_are_counted_once() -> None:
+    use(cost=3)
+    flow()
+    use(cost=4, now=NOON + 900 * SECOND)
+    seal()
+    drain(at("2100-01-01"))
+    moved = move("acme", None, BIN)
+    assert totals() == {(moved.customer.pk, "acme"): 3}
+    tally()
+    assert totals() == {(moved.customer.pk, "acme"): 7}
+    assert errors() == []
+
+
+def test_no_text_moves_into_a_period_of_its_new_customer_that_has_a_report() -> None:
+    spend(account(), "2026-10-20", 5)
+    close("2026-11-03")
+    november = at("2026-11-01") // SECOND
+    with pytest.raises(NotMovedError):
+        move("bolt", customer("acme"), november - 900)
+    assert move("bolt", customer("acme"), november).since == november
+
+
+def test_usage_of_a_period_that_ends_with_the_move_is_not_counted_again() -> None:
+    """Three customers have the text one after the other; the periods of the second one begin on the 15th."""
+    account()
+    account("cord", billing_anchor="2026-01-15T00:00")
+    first = customer("acme")
+    second = move("acme", customer("cord"), at("2026-10-20") // SECOND).customer
+    for day, units in (("2026-10-16", 1), ("2026-10-25", 10), ("2026-11-02", 100)):
+        use(cost=units, now=at(day))
+    flow()
+    third = move("acme", None, at("2026-11-01") // SECOND).customer
+    assert totals() == {(first.pk, "acme"): 1, (second.pk, "acme"): 10, (third.pk, "acme"): 100}
+    assert errors() == []
+
+
 def test_a_move_that_changes_nothing_is_no_edit() -> None:
     make_missing("default", ["acme"])
     version = ConfigVersion.read("default")[0]

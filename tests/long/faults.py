@@ -1,10 +1,10 @@
-"""Show that the quick tests find faults: `python -m tests.long.faults [--complete] [--jobs N] [phrase …]`.
+"""Show that the tests find faults: `python -m tests.long.faults [--complete] [--bills] [--jobs N] [phrase …]`.
 
 tests/long/mistakes.py lists small mistakes, at least one in almost every room. The command makes a copy of the working
 tree, plants one mistake after the other there, and runs the tests of its room that a quick run has (see
 tests/support/selection.py) until the first one fails. It prints a line for each mistake. With `--complete`, it also
 runs the other tests of the room if the quick tests do not find the mistake. The phrases choose mistakes by their names
-and files.
+and files. `--bills` plants those of tests/long/mistakes_in_bills.py instead, and all tests of each must find it.
 
 The exit status is 1 if the quick tests find fewer than nine of ten mistakes, or if with `--complete` no test of the
 room finds one.
@@ -29,6 +29,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.long.mistakes import FAULTS, Fault
+from tests.long.mistakes_in_bills import IN_BILLS
 from tests.long.planting import ROOT, changed
 from tests.support.selection import SAMPLE
 
@@ -128,20 +129,24 @@ def main(arguments: Sequence[str]) -> int:
     """Print where each mistake was found, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--complete", action="store_true", help="run a room's other tests for what its quick ones miss")
+    parser.add_argument("--bills", action="store_true", help="plant the mistakes in periods, customers and bills")
     parser.add_argument("--jobs", type=int, default=1, help="how many mistakes are tried at the same time")
     parser.add_argument("phrases", nargs="*", metavar="phrase", help="a part of a mistake's name or file")
     options = parser.parse_args(arguments)
     phrases = options.phrases or [""]
-    chosen = [fault for fault in FAULTS if any(phrase in f"{fault.file} {fault.name}" for phrase in phrases)]
+    complete = options.complete or options.bills
+    faults = IN_BILLS if options.bills else FAULTS
+    chosen = [fault for fault in faults if any(phrase in f"{fault.file} {fault.name}" for phrase in phrases)]
     quick = missed = 0
-    for found in find_all(chosen, complete=options.complete, jobs=options.jobs):
+    for found in find_all(chosen, complete=complete, jobs=options.jobs):
         how = "quick" if found.quick else "only complete" if found.test else "NOT FOUND"
         print(f"{how:13} {found.seconds:4.0f} s  {found.fault.file}: {found.fault.name}  {found.test}", flush=True)
         quick += found.quick
         missed += not found.test
     rooms = len({fault.room for fault in chosen})
     print(f"The quick tests found {quick} of {len(chosen)} mistakes in {rooms} rooms; {missed} were not found.")
-    return 0 if chosen and quick >= ENOUGH * len(chosen) and (not options.complete or not missed) else 1
+    enough = options.bills or quick >= ENOUGH * len(chosen)
+    return 0 if chosen and enough and (not complete or not missed) else 1
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ import pytest
 
 from tests.long.faults import planted
 from tests.long.mistakes import FAULTS
+from tests.long.mistakes_in_bills import IN_BILLS
 from tests.long.planting import ROOT, changed
 
 
 def test_each_mistake_can_be_planted_and_compiles() -> None:
     wrong = []
-    for fault in FAULTS:
+    for fault in (*FAULTS, *IN_BILLS):
         source = (ROOT / "ratelimits" / fault.file).read_text()
         try:
             source = changed(source, fault.text, fault.instead, fault.file)
@@ -30,7 +31,7 @@ def test_each_mistake_can_be_planted_and_compiles() -> None:
 def test_there_are_mistakes_in_almost_every_room_and_their_tests_exist() -> None:
     assert len(FAULTS) == 40
     assert len({fault.room for fault in FAULTS}) >= 30
-    assert [fault.tests for fault in FAULTS if not (ROOT / "tests" / fault.tests).exists()] == []
+    assert [fault.tests for fault in (*FAULTS, *IN_BILLS) if not (ROOT / "tests" / fault.tests).exists()] == []
 
 
 def test_a_copy_has_a_mistake_only_for_a_while(tmp_path: Path) -> None:

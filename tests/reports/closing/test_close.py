@@ -124,6 +124,18 @@ def test_late_usage_of_a_closed_period_is_a_further_version_that_names_what_it_c
     assert ReportLine.objects.filter(report=first).count() == 1
 
 
+def test_late_usage_waits_for_no_report_of_a_period_that_ends_without_usage() -> None:
+    acme = account()
+    spend(acme, "2026-10-15", 10)
+    close("2026-11-02")
+    spend(acme, "2026-10-16", 5)
+    with override_settings(RATELIMITS=LATE_TO_NEXT_PERIOD):
+        assert close("2026-11-20") == []
+        (corrected,) = close("2026-12-02")
+    assert (corrected.version, iso(corrected.period_start)) == (2, "2026-10-01T00:00:00Z")
+    assert [line["consumed_quantity"] for line in lines(corrected)] == [5]
+
+
 def test_late_usage_goes_to_the_next_period_where_the_setting_says_so() -> None:
     acme = account()
     spend(acme, "2026-10-15", 10)

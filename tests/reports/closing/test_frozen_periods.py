@@ -125,6 +125,16 @@ class TestEdits:
         held = loader.reload().billing("account:acme")
         assert held.boundaries[1:3] == before[1:3] == held.frozen[-1]
 
+    def test_a_process_that_starts_in_the_next_month_knows_where_the_frozen_period_ends(self) -> None:
+        account()
+        spend("acme", "2026-10-10")
+        flow()
+        with edit_at("2026-10-20"):
+            Account.objects.filter(identifier="acme").update(billing_anchor="2026-01-15T00:00")
+        now = at("2026-11-05")
+        found = Loader(lambda: now).current().billing("account:acme").boundaries
+        assert found[1:3] == (at("2026-11-01"), at("2026-11-15"))
+
     def test_an_edit_freezes_the_months_without_usage_too(self) -> None:
         account()
         spend("acme", "2026-06-10")
