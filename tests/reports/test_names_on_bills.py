@@ -11,10 +11,10 @@ import pytest
 from ratelimits.alerts.deliver import mail
 from ratelimits.customers.move import move
 from ratelimits.models import Account, Alert, AlertDelivery, Customer
-from ratelimits.models.customers import present
 from ratelimits.reports.exports import FORMATS
 from ratelimits.reports.statements import statements
 from ratelimits.reports.statements.charges import lines_for
+from tests.support.customers import present
 from tests.support.reports.edits import edit_at
 from tests.support.reports.invoices import close, spend
 from tests.support.reports.priced import findings, priced
