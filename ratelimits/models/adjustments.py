@@ -210,7 +210,7 @@ class Adjustment(models.Model):
             period = timeline.at(start)
         except ValueError as error:
             return str(error)
-        if not timeline.is_frozen(period) and not Account.objects.filter(identifier=self.account).exists():
+        if not timeline.is_frozen(period) and not Account.objects.filter(identifier__in=customer.present).exists():
             if not self.account:
                 return _("No period with anonymous usage starts at this moment.")
             return _(

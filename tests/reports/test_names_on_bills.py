@@ -11,12 +11,13 @@ import pytest
 from ratelimits.alerts.deliver import mail
 from ratelimits.customers.move import move
 from ratelimits.models import Account, Alert, AlertDelivery, Customer
+from ratelimits.models.accounts.named import named_now
 from ratelimits.reports.exports import FORMATS
-from ratelimits.reports.statements import statements
+from ratelimits.reports.statements import rows, statements
 from ratelimits.reports.statements.charges import lines_for
 from tests.support.customers import present
 from tests.support.reports.edits import edit_at
-from tests.support.reports.invoices import close, spend
+from tests.support.reports.invoices import account, close, spend
 from tests.support.reports.priced import findings, priced
 from tests.support.usage.traffic import at, flow
 
@@ -100,3 +101,31 @@ def test_an_alert_names_its_own_customer_and_not_the_one_who_has_its_text_now() 
     assert "Sold Ltd." in said
     assert "Stranger" not in said
     assert "Tokyo" not in said
+
+
+def test_a_customer_who_gets_a_further_text_keeps_its_own_on_its_reports() -> None:
+    tokens = [*merged()]
+    drafts = {each.report.customer_id: each.report.account for each in statements("2026-10")}
+    assert [drafts[token] for token in tokens] == ["sold", "buyer"]
+    move("another", customer("buyer"), 0)  # It begins with the first name, but was given later.
+    reports = close("2026-11-02")
+    by_token = {report.customer_id: str(report) for report in reports if report.label == "2026-10"}
+    assert [by_token[token] for token in tokens] == ["sold 2026-10 v1", "buyer 2026-10 v1"]
+    assert named_now("default", ["sold"])["sold"].account == "buyer"
+    assert named_now("default", ["another"])["another"].account == "buyer"
+    assert findings() == ""
+
+
+def test_a_customer_has_one_line_without_usage_whichever_of_its_texts_has_a_row() -> None:
+    for text in ("b", "m", "z"):
+        account(text)
+    spend("a", "2026-09-05", 1)
+    flow()
+    move("z", customer("a"), at("2026-09-10") // 10**6)
+    move("m", customer("b"), at("2026-09-10") // 10**6)
+    november = list(rows(statements("2026-11", all_accounts=True)))
+    assert [(row.account, row.meter) for row in november] == [("a", ""), ("b", "")]
+    for text in ("a", "z"):
+        assert [row.account for row in rows(statements("2026-11", account=text, all_accounts=True))] == ["a"]
+    # Before September, "z" was the text of another customer, who has no text any more.
+    assert [row.account for row in rows(statements("2026-08", all_accounts=True))] == ["b"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from ratelimits.models.accounts import Account
 from ratelimits.models.customers import WAITING, Customer, Name, NameSpan, is_waiting, unsaved_token
 
 #: Maximum number of customers or texts in one query.
@@ -27,8 +26,8 @@ class TextSpan(NamedTuple):
 class NamedCustomer(NamedTuple):
     """A customer and its names.
 
-    account  the text on its reports: that of its row in the table of accounts, or else its newest name; if no text
-             names the customer now, the last one that did
+    account  the text on its reports: the oldest name that it still has; if no text names the customer now, the last one
+             that did
     token    the token of the customer
     pk       its primary key; None if usage of the text is not tallied yet, so that the customer does not exist yet
     names    all its names, oldest first
@@ -141,23 +140,17 @@ def _read(using: str, **filters: Any) -> Iterator[NamedCustomer]:
     customers = Customer.objects.using(using).filter(**filters).values_list("pk", "token", "salt")
     tokens = {pk: (token, salt) for pk, token, salt in customers}
     names: dict[int, list[NameSpan]] = {pk: [] for pk in tokens}
-    rows = Name.objects.using(using).filter(customer__in=list(tokens)).order_by("since", "identifier")
+    # Of names that begin at the same quarter, the one that was given first.
+    rows = Name.objects.using(using).filter(customer__in=list(tokens)).order_by("since", "version", "identifier")
     for pk, text, since, until in rows.values_list("customer", "identifier", "since", "until"):
         names[pk].append(NameSpan(text, since, until))
-    # Only a customer with several texts can have several rows.
-    several = {name.text for group in names.values() if len(group) > 1 for name in group if name.until is None}
-    accounts = Account.objects.using(using).filter(identifier__in=several) if several else Account.objects.none()
-    with_row = {text: pk for pk, text in accounts.values_list("pk", "identifier")}
     for pk, (token, salt) in tokens.items():
-        yield NamedCustomer(_account(names[pk], with_row, token), token, pk, tuple(names[pk]), salt)
+        yield NamedCustomer(_account(names[pk], token), token, pk, tuple(names[pk]), salt)
 
 
-def _account(names: list[NameSpan], with_row: dict[str, int], token: str) -> str:
-    present = [name for name in names if name.until is None]
-    # The oldest row in the table of accounts holds for all texts of the customer.
-    if rows := [(with_row[name.text], name.text) for name in present if name.text in with_row]:
-        return min(rows)[1]
-    if present:
-        newest = max(name.since for name in present)
-        return min(name.text for name in present if name.since == newest)
+def _account(names: list[NameSpan], token: str) -> str:
+    """Return the text on a customer's reports. A further text does not change it."""
+    for name in names:
+        if name.until is None:
+            return name.text
     return max(names, key=lambda name: name.until or 0).text if names else f"{WAITING}{token}"
