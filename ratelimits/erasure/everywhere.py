@@ -10,9 +10,10 @@ from pathlib import Path
 from redis.exceptions import RedisError
 
 from ratelimits.embedded import ServerStartError
-from ratelimits.erasure.counters import UNAVAILABLE, delete_counters
+from ratelimits.erasure.counters import LimitKeys
 from ratelimits.erasure.erase import Erasure, erase
 from ratelimits.models import Customer
+from ratelimits.quota.prefetch.spending import send_and_give_back
 from ratelimits.usage.drain import drain
 from ratelimits.usage.fence import NotFencedError
 from ratelimits.usage.retention.erase import NotErasedError
@@ -22,9 +23,13 @@ from ratelimits.usage.tally import tally
 logger = logging.getLogger(__name__)
 
 
+#: The errors that are raised if Redis cannot be asked.
+_UNAVAILABLE = (RedisError, ServerStartError)
+
+
 @dataclass(frozen=True, slots=True)
 class ErasedEverywhere:
-    """What was erased in the database; for how many keys Redis has deleted limits, or why it has not."""
+    """What was erased in the database; how many Redis keys were deleted, or why some perhaps are not."""
 
     erasure: Erasure
     keys: int = 0
@@ -37,17 +42,21 @@ def erase_everywhere(customer: Customer, archives: Sequence[Path] = ()) -> Erase
     Raise NotErasedError if Redis does not answer, and the errors of `erase`.
     """
     try:
-        # Usage that is in Redis still has the names, and would bring them to the ledger after the erasure.
+        # Usage that is in Redis still has the names, and would bring them to the ledger after the erasure. So would
+        # requests of this process that have spent prefetched permits.
+        send_and_give_back(everything=True)
         seal()
         drain()
-    except (RedisError, ServerStartError, NotFencedError) as error:
+        tally(wait=True)
+        limits = LimitKeys(customer)
+        keys = limits.delete()
+    except (*_UNAVAILABLE, NotFencedError) as error:
         raise NotErasedError(f"Redis may have usage with the customer's names, and does not answer: {error}") from error
-    tally(wait=True)
-    keys, error_of_redis = 0, ""
+    done, error_of_redis = erase(customer, archives), ""
     try:
-        keys = delete_counters(customer)
-    except UNAVAILABLE as error:
+        # Requests have counted meanwhile, and lasting limits were perhaps restored from the ledger.
+        keys += limits.delete()
+    except _UNAVAILABLE as error:
         error_of_redis = str(error)
-    done = erase(customer, archives)
     logger.info("customer %s was erased", customer)
     return ErasedEverywhere(done, keys, error_of_redis)

@@ -57,6 +57,7 @@ from ratelimits.engine.transport.ages import IDLE, LIFETIME, LIFETIME_OF_CREDENT
 from ratelimits.engine.transport.breaker import FAILURES
 from ratelimits.engine.transport.multiplexed import Multiplexed
 from ratelimits.engine.transport.probing import prober
+from ratelimits.erasure.everywhere import erase_everywhere
 from ratelimits.identity import Identity
 from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch, Rule
 from ratelimits.models.ledger.gaps import GapKind, of_shard
@@ -71,6 +72,7 @@ from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from tests.doctor.restrictions import connected
 from tests.support.cluster import NODES, Cluster, wait_until_loaded
+from tests.support.customers import present
 from tests.support.end_to_end.cluster_asker import CAPACITY
 from tests.support.engine.asking import KEYS, NOW, SECOND, home, limit, usage
 from tests.support.engine.memory import FULL, SHORT, looking_by_hand, shortage, use_share
@@ -723,6 +725,26 @@ def test_what_several_processes_were_served_is_charged_on_every_node_and_in_the_
     lines = Line.objects.aggregate(Sum("admitted_units"), Sum("admitted_requests"), Sum("denied_requests"))
     assert lines["admitted_units__sum"] == admitted
     assert lines["admitted_requests__sum"] + lines["denied_requests__sum"] == 300
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_erased_customer_is_named_on_no_node(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin_afresh(monkeypatch)
+    for kind in ("account", "user"):
+        rule(f"month-{kind}", "calendar_window", capacity=50, key_kind=kind)
+        rule(f"log-{kind}", "sliding_log", capacity=50, key_kind=kind)
+
+    def naming() -> set[int]:
+        """Return which nodes have a key that names the customer."""
+        return {number for number, client in enumerate(cluster.clients) if list(client.scan_iter("*leaver*"))}
+
+    users = [f"user:leaver-{number}" for number in range(8)]
+    assert all(checking.check(Identity(user=user, account="account:leaver")).allowed for user in users)
+    flow()
+    assert naming() == set(range(NODES))
+    # A packed state, and a log with its tree, of nine keys.
+    assert erase_everywhere(present("default", ["leaver"])["leaver"]).keys == 9 * 3
+    assert naming() == set()
 
 
 @pytest.mark.django_db(transaction=True)

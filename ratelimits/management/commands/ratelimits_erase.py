@@ -51,7 +51,7 @@ class Command(ExplainedCommand):
         if done.error:
             self.stderr.write(f"Redis still has limits of the customer, until they expire: {done.error}")
         else:
-            self.stdout.write(f"Redis: the limits of {plural(done.keys, 'key')} were deleted.")
+            self.stdout.write(f"Redis: {plural(done.keys, 'key')} of its limits were deleted.")
         self._write_rows(done.erasure.rows)
         for path in done.erasure.archives:
             self.stdout.write(f"written again: {path}")
