@@ -13,13 +13,15 @@ from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.core.exceptions import PermissionDenied
 from django.db import router, transaction
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
 from django.utils.translation import gettext_lazy as _
 from simple_history.admin import SimpleHistoryAdmin
 from simple_history.models import HistoricalRecords
 
 from ratelimits import moments, unknown_names
 from ratelimits.admin.typed import ChecksIds, LocalMoments, TypedNumbers, primary_key
+from ratelimits.customers.belongings import MOVED
 from ratelimits.models.history import MAX_REASON, because
 from ratelimits.models.versions import editing
 
@@ -33,6 +35,10 @@ else:
 
 #: Name of the input for the reason of a change. The form of each audited page has this input.
 REASON = "change_reason"
+_BEFORE_MOVE = _(
+    "This state is from before a move of an account text, so it is perhaps about another customer, and cannot be"
+    " restored. To give the text back, move it."
+)
 
 
 class ReasonField(forms.CharField):
@@ -186,6 +192,7 @@ class AuditedAdmin(TypedNumbers, LocalMoments, ChecksIds, _Base):
     ) -> HttpResponse:
         """Show a former state of the row. A POST restores that state as a new edit.
 
+        A state from before a move of an account text cannot be restored: the row is perhaps about another customer now.
         Raise PermissionDenied for a POST of a user who may only view the row: without this check, django-simple-history
         would save the row.
         """
@@ -194,8 +201,19 @@ class AuditedAdmin(TypedNumbers, LocalMoments, ChecksIds, _Base):
         with self._edit(request):
             if request.method == "POST" and self.revert_disabled(request, self.model(pk=pk)):
                 raise PermissionDenied
+            if self._is_before_move(pk, version_id):
+                messages.warning(request, _BEFORE_MOVE)
+                if request.method == "POST":
+                    transaction.set_rollback(True, using=router.db_for_write(self.model))
+                    name = f"{self.admin_site.name}:ratelimits_{self.model._meta.model_name}_history"
+                    return HttpResponseRedirect(reverse(name, args=[pk]))
             response = super().history_form_view(request, pk, version_id, extra_context)  # type: ignore[misc]
             return self._checked_response(request, response)
+
+    def _is_before_move(self, pk: Any, history_id: Any) -> bool:
+        """Return whether a record of a row's history is older than the newest that came with a move of a text."""
+        records: Any = self.model.history
+        return bool(records.filter(id=pk, history_id__gt=history_id, history_change_reason=MOVED).exists())
 
     def revert_disabled(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return True if the user may not restore the row, and False if the user may restore it.
@@ -204,6 +222,9 @@ class AuditedAdmin(TypedNumbers, LocalMoments, ChecksIds, _Base):
         permission to add rows.
         """
         if super().revert_disabled(request, obj) or not self.has_change_permission(request, obj):  # type: ignore[misc]
+            return True
+        record = getattr(obj, "_history", None)  # simple_history's name for the record of a former state
+        if record is not None and self._is_before_move(obj.pk, record.pk):
             return True
         exists = obj is None or self.model._base_manager.filter(pk=obj.pk).exists()
         return not (exists or self.has_add_permission(request))

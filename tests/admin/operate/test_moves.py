@@ -11,7 +11,7 @@ from django.test import Client
 
 from ratelimits.customers.move import move
 from ratelimits.customers.planning import next_quarter
-from ratelimits.models import Account, Adjustment, Customer, KeyOverride, Move, Name
+from ratelimits.models import Account, Adjustment, Customer, KeyOverride, Move, Name, Plan
 from ratelimits.models.customers import make_missing, waiting_text
 from tests.admin.test_usage import text, url
 from tests.support.customers import present
@@ -220,10 +220,34 @@ def test_a_former_identifier_cannot_be_restored(admin_client: Client) -> None:
     assert Account.objects.get(pk=waiting.pk).identifier == "acme-inc"
     _newest, former = Account.history.filter(id=waiting.pk).order_by("-history_id")[:2]
     page = f"/admin/ratelimits/account/{waiting.pk}/history/{former.history_id}/"
-    response = admin_client.post(page, {"name": "", "timezone": "UTC"})
-    assert "The identifier of an account cannot be edited. To rename acme-inc" in text(response)
+    response = admin_client.post(page, {"name": "", "timezone": "UTC"}, follow=True)
+    assert "This state is from before a move of an account text" in text(response)
     assert Account.objects.get(pk=waiting.pk).identifier == "acme-inc"
     assert row.pk != waiting.pk
+
+
+def test_a_state_from_before_a_move_is_not_restored_since_it_is_another_customer_s(admin_client: Client) -> None:
+    pro = Plan.objects.create(name="Pro", slug="pro")
+    row = Account.objects.create(identifier="old-name", name="Old Name Ltd", plan=pro)
+    override = KeyOverride.objects.create(key="account:old-name", rule="limit", capacity=5)
+    move("old-name")
+    row.refresh_from_db()
+    said = "This state is from before a move of an account text"
+    for model, pk in ((Account, row.pk), (KeyOverride, override.pk)):
+        of_move, former = model.history.filter(id=pk).order_by("-history_id")[:2]
+        history = url(model, "history", pk)
+        page = admin_client.get(f"{history}{former.history_id}/")
+        assert said in text(page)
+        assert "Revert" not in text(page)
+        refused = admin_client.post(f"{history}{former.history_id}/", {"name": "Old Name Ltd", "plan": pro.pk})
+        assert refused.status_code == 302
+        assert said in text(admin_client.get(refused["Location"]))
+        offered = admin_client.get(f"{history}{of_move.history_id}/")
+        assert said not in text(offered)
+        assert "Revert" in text(offered)
+        assert model.history.filter(id=pk).latest() == of_move
+    row.refresh_from_db()
+    assert (row.name, row.plan) == ("", None)
 
 
 def test_who_adds_a_deleted_account_again_reads_whose_text_it_is(admin_client: Client) -> None:
