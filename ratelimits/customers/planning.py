@@ -96,6 +96,11 @@ class Planned:
         return _NEW if self.customer is None or self.customer.pk is None else self.customer.pk
 
     @property
+    def has_text(self) -> bool:
+        """Return whether the text names the customer now: then the move only gives it usage of before."""
+        return bool(self.names) and self.names[-1].customer == self._pk
+
+    @property
     def changes_names(self) -> bool:
         """Return whether the text will name other customers than now."""
         return self.new_names != list(self.names)

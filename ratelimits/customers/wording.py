@@ -39,30 +39,34 @@ def title(planned: Planned) -> str:
 
 def sentences(planned: Planned) -> Iterator[str]:
     """Yield sentences about the effect of a move."""
+    own = [planned.text] if planned.has_text else []
     values = {
         "text": planned.text,
         "former": _former(planned),
-        "customer": named(planned.customer, planned.customer_texts),
+        "customer": named(planned.customer, [*own, *planned.customer_texts]),
         "kept": _listed(planned.former_texts),
         "since": shown(planned.since),
         "asked": shown(planned.asked),
     }
     yield _kind_sentence(planned) % values
-    if not planned.changes_names:
-        yield _("The customer has %(text)s from %(since)s on already, so only adjustments are made.") % values
-    else:
-        yield (
-            _(
-                "Bills: usage of %(text)s from %(since)s on is this customer's, and usage of before stays with the"
-                " customer who had the text then. Limits, overrides and blocks switch at once, when you confirm."
-            )
-            % values
-        )
+    yield from (sentence % values for sentence in _about_bills(planned))
+    if not planned.has_text:
+        yield _("Limits, overrides and blocks switch at once, when you confirm.")
         yield from _belongings(planned)
     if planned.counted_again:
         yield _("Open periods are counted again, as listed below.")
+
+
+def _about_bills(planned: Planned) -> Iterator[str]:
+    """Yield sentences that say whose bill has which usage of the text."""
     if planned.since > planned.asked:
-        yield from (sentence % values for sentence in _about_reports(planned))
+        yield from _about_reports(planned)
+    elif planned.asked:
+        yield _("Bills: usage of %(text)s from %(asked)s on is this customer's.")
+    else:
+        yield _("Bills: all usage of %(text)s is this customer's.")
+    if planned.asked:
+        yield _("Usage of before %(asked)s stays with the customer who had the text then.")
 
 
 def _former(planned: Planned) -> str:
@@ -73,6 +77,8 @@ def _former(planned: Planned) -> str:
 
 
 def _kind_sentence(planned: Planned) -> str:
+    if planned.has_text:
+        return _("Customer %(customer)s has the text already, and now gets usage of before of customer %(former)s.")
     if planned.kind == Move.Kind.RENAME:
         if planned.is_unused:
             return _(
@@ -131,13 +137,17 @@ def _about_reports(planned: Planned) -> Iterator[str]:
     yield _("Reports have usage of %(text)s or of the customer up to %(since)s, and reports never change.")
     if not planned.adjusted:
         yield _("There is no usage of %(text)s from %(asked)s until then, so nothing must be adjusted.")
-        return
-    yield _(
-        "So usage from %(asked)s until then is moved by adjustments, as listed below: they take it off the former"
-        " customer and give it to the customer, in new versions of reports."
-    )
-    if conf.ADJUSTMENT_APPROVAL:
-        yield _("Another person must approve these adjustments.")
+    else:
+        yield _(
+            "So usage from %(asked)s until then is moved by adjustments, as listed below: they take it off the former"
+            " customer and give it to the customer, in new versions of reports."
+        )
+        if conf.ADJUSTMENT_APPROVAL:
+            yield _("Another person must approve these adjustments.")
+    if planned.changes_names:
+        yield _("Usage of %(text)s from %(since)s on is counted for this customer.")
+    else:
+        yield _("The customer has %(text)s from %(since)s on already, so only adjustments are made.")
 
 
 def warnings(planned: Planned) -> Iterator[str]:

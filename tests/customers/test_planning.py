@@ -243,6 +243,32 @@ def test_usage_on_reports_goes_to_a_customer_who_exists_by_adjustments_in_its_ow
     assert billed() == {(former.token, "2026-10"): 5, (bolt.token, "2026-10"): 6}
 
 
+def test_the_sentences_about_usage_that_adjustments_move_do_not_contradict_each_other() -> None:
+    closed_october()
+    bolt = customer("bolt")
+    text = said("acme", bolt, at("2026-10-10") // SECOND)
+    assert "So usage from 2026-10-10 00:00 UTC until then is moved by adjustments" in text
+    assert "Usage of acme from 2026-11-01 00:00 UTC on is counted for this customer." in text
+    assert "Usage of before 2026-10-10 00:00 UTC stays with the customer who had the text then." in text
+    assert "before 2026-11-01" not in text
+    assert "stays with the customer who had" not in said("acme", bolt, 0)
+
+
+def test_who_has_the_text_already_and_who_has_it_no_longer_is_said(ada: User) -> None:
+    former = closed_october()
+    bolt = customer("bolt")
+    Access.objects.create(target="account:acme", reason="has not paid")
+    move("acme", bolt, by=ada)
+    text = said("acme", bolt, OCTOBER)
+    assert (
+        f"Customer {bolt.token} (acme, bolt) has the text already, and now gets usage of before of customer"
+        f" {former.token} (no text now)." in text
+    )
+    for wrong in ("only text", "switch at once", "then has the plan", "stays with its former customer"):
+        assert wrong not in text
+    assert "Bills: all usage of carl is this customer's." in said("carl", bolt, 0)
+
+
 def test_usage_on_reports_goes_to_the_same_month_of_a_new_customer(ada: User) -> None:
     former = closed_october()
     new = move("acme", None, 0, by=ada).customer
