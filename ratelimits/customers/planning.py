@@ -17,8 +17,16 @@ from ratelimits import moments
 from ratelimits.algorithms.billing_periods import Period, Timeline
 from ratelimits.customers.counting import closed_until
 from ratelimits.engine.keys import BIN_SECONDS
-from ratelimits.models import Account, Customer, Line, Move, Name, PeriodUsage
-from ratelimits.models.customers import DatedName, customer_at, customers_now, is_waiting, names_of, waiting_token
+from ratelimits.models import Account, Customer, Line, Move, Name, PeriodUsage, Report
+from ratelimits.models.customers import (
+    DatedName,
+    customer_at,
+    customers_now,
+    is_waiting,
+    names_of,
+    waiting_text,
+    waiting_token,
+)
 from ratelimits.models.keys import canonical_account
 from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.models.periods import customer_timelines
@@ -114,12 +122,29 @@ class Planned:
     def kind(self) -> Move.Kind:
         """Return what the move is for people."""
         if self.customer is None:
-            return Move.Kind.SPLIT if self.former_texts else Move.Kind.REUSE
+            return Move.Kind.REUSE if not self.former_texts or self._is_former_name() else Move.Kind.SPLIT
         if not self.customer_texts and self._takes_back():
             return Move.Kind.SWAP
-        if not self.customer_texts or self.is_unused:
+        if not self.customer_texts or self.is_unused or self._is_new_name():
             return Move.Kind.RENAME
         return Move.Kind.GIVE if self.former_texts else Move.Kind.MERGE
+
+    def _is_former_name(self) -> bool:
+        """Return whether the customer who loses the text was given another name later, which it keeps."""
+        moves = Move.objects.using(self.using).filter(customer=self.former)
+        got = moves.filter(text=self.text).values_list("pk", flat=True).first() or 0
+        return moves.filter(kind=Move.Kind.RENAME, text__in=self.former_texts, pk__gt=got).exists()
+
+    def _is_new_name(self) -> bool:
+        """Return whether all that is known of the text is usage: its customer has no account, report or other text."""
+        texts = [self.text]
+        if self.former is not None:
+            names = Name.objects.using(self.using).filter(customer=self.former)
+            reports = Report.objects.using(self.using).filter(customer=self.former)
+            if names.exclude(identifier=self.text).exists() or reports.exists():
+                return False
+            texts.append(waiting_text(self.former))
+        return not Account.objects.using(self.using).filter(identifier__in=texts).exists()
 
     def _takes_back(self) -> bool:
         """Return whether the customer lost a text to the former customer before: then this move completes a swap."""

@@ -85,6 +85,11 @@ def _kind_sentence(planned: Planned) -> str:
                 "Rename: customer %(customer)s gets the new text %(text)s. Other texts of the customer stay its own"
                 " until you move them to somebody else."
             )
+        if planned.customer_texts:
+            return _(
+                "Rename: customer %(customer)s gets the text %(text)s, which was used already, but has no account and"
+                " no report yet. Other texts of the customer stay its own until you move them to somebody else."
+            )
         return _("Rename: customer %(customer)s gets the text %(text)s of customer %(former)s.")
     if planned.kind == Move.Kind.SWAP:
         return _("Swap: customer %(former)s has got a text of customer %(customer)s, who now gets %(text)s in return.")
@@ -95,6 +100,8 @@ def _kind_sentence(planned: Planned) -> str:
         )
     if planned.kind == Move.Kind.SPLIT:
         return _("Split: %(text)s goes from customer %(former)s, who keeps %(kept)s, to %(customer)s.")
+    if planned.kind == Move.Kind.REUSE and planned.former_texts:
+        return _("Reuse: %(text)s, a former name of customer %(former)s, goes to %(customer)s.")
     if planned.kind == Move.Kind.REUSE:
         return _(
             "Reuse: %(text)s goes from customer %(former)s to %(customer)s. The former customer keeps its bills of"
@@ -151,12 +158,29 @@ def _about_reports(planned: Planned) -> Iterator[str]:
 
 
 def warnings(planned: Planned) -> Iterator[str]:
-    """Yield warnings about a text that nobody has used, and about usage of before that the move leaves behind."""
+    """Yield warnings about a text that nobody has used, a plan that is left, and usage of before that stays behind."""
+    yield from _about_opposite(planned)
     yield from _about_staying(planned)
     if planned.is_unused:
         yield (
             _("Nobody has used %(text)s yet, and no account has this identifier: check the spelling.")
             % {"text": planned.text}
+        )
+
+
+def _about_opposite(planned: Planned) -> Iterator[str]:
+    """Yield a warning if the text goes from a customer with a plan to one who has none: perhaps a rename was meant."""
+    if planned.has_text or planned.former is None or planned.customer is None or not planned.customer_texts:
+        return
+    loses, gets = _row_of(planned.using, planned.former), _row_of(planned.using, planned.customer)
+    if loses is not None and loses.plan is not None and (gets is None or gets.plan is None):
+        values = {"text": planned.text, "plan": loses.plan, "other": planned.customer_texts[0]}
+        yield (
+            _(
+                "%(text)s has the plan %(plan)s now, and has none afterwards. If %(other)s is the new name of this"
+                " customer, do the opposite: move %(other)s to the customer of %(text)s."
+            )
+            % values
         )
 
 

@@ -87,14 +87,15 @@ def billed() -> dict[tuple[str, str], int]:
 
 def test_each_kind_of_move_has_its_word() -> None:
     for text in ("acme", "bolt"):
-        spend(text, "2026-11-02")
+        spend(account(text), "2026-11-02")
     flow()
     acme, bolt = customer("acme"), customer("bolt")
     assert "check the spelling" in said("acme-inc", acme)
     assert "Rename: customer " in said("acme-inc", acme)
     assert move("acme-inc", acme).kind == "rename"
-    assert "Split: acme goes from customer " in said("acme")
-    assert "keeps acme-inc" in said("acme")
+    assert "Reuse: acme, a former name of customer " in said("acme")
+    assert "Split: acme-inc goes from customer " in said("acme-inc")
+    assert "keeps acme, to" in said("acme-inc")
     assert "acme-inc, to customer" in said("acme", bolt)
     assert plan("default", "acme", bolt).kind == "give"
     assert "Reuse: bolt" in said("bolt")
@@ -108,6 +109,21 @@ def test_each_kind_of_move_has_its_word() -> None:
     waiting = move("acme").former
     assert waiting == bolt
     assert f"Rename: customer {bolt.token} (no text now) gets the new text bolt-inc." in said("bolt-inc", bolt)
+
+
+def test_a_name_that_is_used_already_but_has_no_account_and_no_report_is_that_of_a_rename() -> None:
+    account()
+    acme = customer("acme")
+    spend("acme-inc", "2026-10-02")
+    spend("carl", "2026-11-02")
+    flow()
+    assert plan("default", "acme-inc", acme).kind == plan("default", "carl", acme).kind == "rename"
+    assert "which was used already, but has no account and no report yet" in said("acme-inc", acme)
+    close("2026-11-03")
+    assert plan("default", "acme-inc", acme).kind == "merge"
+    assert plan("default", "carl", acme).kind == "rename"
+    account("carl")
+    assert plan("default", "carl", acme).kind == "merge"
 
 
 def test_what_stays_with_the_former_customer_and_what_the_new_one_has_is_said() -> None:

@@ -33,7 +33,7 @@ def moved(*arguments: str) -> str:
 
 def test_it_shows_the_effect_and_moves_only_with_write() -> None:
     account("bolt")
-    spend("acme", "2026-11-02", 7)
+    spend(account(), "2026-11-02", 7)
     flow()
     bolt, arguments = customer("bolt"), ("acme", "--to", "bolt", "--since", "2026-11-01")
     out = moved(*arguments)

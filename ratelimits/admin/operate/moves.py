@@ -265,12 +265,15 @@ class MovesNames(_Base):
         messages.info(request, text)
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Show a link above the form to the page that moves the text."""
+        """Show links above the form: to move the account's text, and to give another text to its customer."""
         row = kwargs.get("obj")
         if row is not None and self.has_change_permission(request, row):
+            page = reverse(f"{self.admin_site.name}:ratelimits_account_move")
             waits = is_waiting(row.identifier)
-            query = {"customer": waiting_token(row.identifier)} if waits else {"text": row.identifier}
-            context["move_url"] = f"{reverse(f'{self.admin_site.name}:ratelimits_account_move')}?{urlencode(query)}"
+            if not waits:
+                context["move_url"] = f"{page}?{urlencode({'text': row.identifier})}"
+            customer = waiting_token(row.identifier) if waits else row.identifier
+            context["rename_url"] = f"{page}?{urlencode({'customer': customer})}"
         return super().render_change_form(request, context, *args, **kwargs)
 
     @admin.display(description=gettext_lazy("customer"))

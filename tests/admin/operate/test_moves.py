@@ -154,7 +154,7 @@ def test_the_page_of_an_account_shows_its_customer_all_names_and_all_moves(admin
     assert first.token in shown
     assert "acme from the beginning until 2026-11-01 00:00 UTC" in shown
     assert "acme-inc since 2026-10-01 00:00 UTC" in shown
-    assert f"lost acme to {customer('acme').token} from 2026-11-01 00:00 UTC on (split): given away" in shown
+    assert f"lost acme to {customer('acme').token} from 2026-11-01 00:00 UTC on (reuse): given away" in shown
     assert "acme since 2026-11-01 00:00 UTC" in text(admin_client.get(url(Account, "change", row.pk)))
 
 
@@ -164,13 +164,38 @@ def test_a_customer_without_a_text_gets_one_on_its_page(admin_client: Client) ->
     move("acme")
     waiting = Account.objects.get(identifier=waiting_text(first))
     page = admin_client.get(url(Account, "change", waiting.pk))
-    assert page.context["move_url"] == f"{PAGE}?customer={first.token}"
+    assert page.context["rename_url"] == f"{PAGE}?customer={first.token}"
+    assert "move_url" not in page.context
     assert first.token in text(page)
     shown = admin_client.post(PAGE, typed(text="acme-inc", to="existing", customer=first.token))
     assert shown.context["title"] == "Move acme-inc: rename"
     admin_client.post(PAGE, confirmed(shown))
     waiting.refresh_from_db()
     assert waiting.identifier == "acme-inc"
+
+
+def test_another_link_gives_the_customer_of_an_account_another_name(admin_client: Client) -> None:
+    row = Account.objects.create(identifier="old-name", plan=Plan.objects.create(name="Pro", slug="pro"))
+    spend("new-name", "2026-11-02", 7)
+    flow()
+    page = admin_client.get(url(Account, "change", row.pk))
+    assert "Give this customer another name…" in text(page)
+    form = admin_client.get(page.context["rename_url"]).context["form"]
+    assert form.initial == {"customer": "old-name"}
+    shown = admin_client.post(PAGE, typed(text="new-name", to="existing", customer="old-name", when="always"))
+    assert shown.context["title"] == "Move new-name: rename"
+    assert "Rename: customer " in text(shown)
+    assert "do the opposite" not in text(shown)
+    opposite = admin_client.post(PAGE, typed(text="old-name", to="existing", customer="new-name"))
+    assert (
+        "old-name has the plan Pro now, and has none afterwards. If new-name is the new name of this customer,"
+        " do the opposite: move new-name to the customer of old-name." in text(opposite)
+    )
+    admin_client.post(PAGE, confirmed(shown))
+    reused = admin_client.post(PAGE, typed(text="old-name"))
+    assert reused.context["title"] == "Move old-name: reuse"
+    assert "Reuse: old-name, a former name of customer " in text(reused)
+    assert admin_client.post(PAGE, typed(text="new-name")).context["title"] == "Move new-name: split"
 
 
 def test_the_accounts_of_a_customer_are_found_by_its_token(admin_client: Client) -> None:
