@@ -12,7 +12,7 @@ from ratelimits.salts import Pseudonyms
 #: A key in a longer text.
 _KEY = re.compile(r"[a-z_]{1,15}:[^\s,;|/\"'()<>]+")
 #: What is no end of a name, before it and after it.
-_BEFORE, _AFTER = r"(?<![\w@:+-])(?<!\w\.)", r"(?![\w@:+-]|\.\w)"
+_BEFORE, _AFTER = re.compile(r"(?:[\w@:+-]|\w\.)\Z"), re.compile(r"[\w@:+-]|\.\w")
 
 
 class Scrubber:
@@ -25,9 +25,7 @@ class Scrubber:
     def __init__(self, pseudonyms: Pseudonyms, words: Collection[str], keys: Collection[str]) -> None:
         self._pseudonyms, self._words, self._keys = pseudonyms, frozenset(words), frozenset(keys)
         #: The words that are replaced in longer texts, the longest first.
-        self.searchable = sorted((word for word in self._words if not word.isdigit()), key=len, reverse=True)
-        written = "|".join(map(re.escape, self.searchable))
-        self._pattern = re.compile(f"{_BEFORE}(?:{written}){_AFTER}") if written else None
+        self.searchable = sorted((word for word in self._words if word and not word.isdigit()), key=len, reverse=True)
 
     def __call__(self, value: Any) -> Any:
         """Return a value with pseudonyms: a text, or the texts in lists and objects of JSON."""
@@ -58,10 +56,22 @@ class Scrubber:
         if text in self._words:
             return self._pseudonyms.account(text)
         replaced = _KEY.sub(lambda found: self._of_key(found[0]), text)
-        return (
-            self._pattern.sub(lambda found: self._pseudonyms.account(found[0]), replaced) if self._pattern else replaced
-        )
+        for word in self.searchable:
+            if word in replaced:
+                replaced = _with_each(replaced, word, self._pseudonyms.account(word))
+        return replaced
 
     def _of_key(self, found: str) -> str:
         name = found.rstrip(".")
         return self._pseudonyms.key(name) + found[len(name) :] if name in self._keys else found
+
+
+def _with_each(text: str, word: str, other: str) -> str:
+    """Return a text with another word wherever `word` stands for itself, not within a longer word."""
+    parts, begin, end = [], 0, 0
+    while (found := text.find(word, end)) >= 0:
+        end = found + 1
+        if not _BEFORE.search(text[max(found - 2, 0) : found]) and not _AFTER.match(text, found + len(word)):
+            parts += [text[begin:found], other]
+            begin = end = found + len(word)
+    return "".join([*parts, text[begin:]])
