@@ -7,12 +7,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.contrib import admin
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.conf import conf
-from ratelimits.models import Account
+from ratelimits.models import Account, Name
+from ratelimits.models.customers import WAITING
 from ratelimits.models.keys import canonical_account
 from ratelimits.status.known_keys import accounts_of_key, typed_key
 
@@ -28,10 +29,29 @@ _MAX_SPACES = 20
 
 
 class Subjects(NamedTuple):
-    """Accounts that a search term can mean, and a key of these accounts. If `key` is "", all their keys are meant."""
+    """What a search term can mean: texts of accounts, accounts that have this name now, and a key of these accounts.
 
-    accounts: list[str]
+    If `key` is "", all their keys are meant.
+    """
+
+    texts: list[str]
     key: str = ""
+    named: tuple[str, ...] = ()
+
+    @property
+    def accounts(self) -> list[str]:
+        """Return the identifiers of all these accounts."""
+        return list(dict.fromkeys([*self.texts, *self.named]))
+
+    def customers(self, using: str) -> list[str]:
+        """Return the tokens of the customers who have ever had one of the texts, or whose account has the name now.
+
+        The texts can also be tokens. Perhaps some of the returned tokens are of no customer.
+        """
+        own = Q(identifier__in=self.named, until=None)  # A former customer of the account has another name.
+        names = Name.objects.using(using).filter(own | Q(identifier__in=self.texts))
+        tokens = [text.strip().lower().removeprefix(WAITING) for text in self.accounts]
+        return [*tokens, *names.values_list("customer__token", flat=True)]
 
     @property
     def key_filter(self) -> dict[str, str]:
@@ -59,12 +79,16 @@ class AccountSearch(_Base):
         These are the text itself, the identifier in which the text is spelled and, if the user may view accounts, the
         identifiers of accounts with this name.
         """
+        return self.subjects(request, text).accounts
+
+    def subjects(self, request: HttpRequest, text: str, key: str = "") -> Subjects:
+        """Return the accounts that a text can mean, with a key of these accounts."""
         texts = [text, canonical_account(text)]
         page = self.admin_site._registry.get(Account)
         if page is None or not page.has_view_permission(request):
-            return list(dict.fromkeys(texts))
+            return Subjects(texts, key)
         named = Account.objects.using(conf.DATABASE).filter(name__iexact=text).order_by("identifier")
-        return list(dict.fromkeys([*texts, *named.values_list("identifier", flat=True)[:_MAX_NAMED]]))
+        return Subjects(texts, key, tuple(named.values_list("identifier", flat=True)[:_MAX_NAMED]))
 
     def meanings(self, request: HttpRequest, term: str) -> Iterator[Subjects]:
         """Yield what a search term can mean: an account; an account, a space and a key; or a key that was used lately.
@@ -72,12 +96,12 @@ class AccountSearch(_Base):
         An account or a key can also contain spaces. So each of the first `_MAX_SPACES` spaces in the term can be the
         space between account and key, if a key can follow.
         """
-        yield Subjects(self.possible_accounts(request, term))
+        yield self.subjects(request, term)
         spaces = (index for index, letter in enumerate(term) if letter == " ")
         for space in islice(spaces, _MAX_SPACES):
             key = term[space + 1 :]
             if " " not in key or typed_key(key) is not None:
-                yield Subjects(self.possible_accounts(request, term[:space]), key)
+                yield self.subjects(request, term[:space], key)
         used = typed_key(term)
         if used is not None:
             yield Subjects(accounts_of_key(used), used)

@@ -7,10 +7,13 @@ import io
 from typing import Any
 
 import pytest
+from django.core.management import call_command
+from django.test import Client
 
 from ratelimits.alerts.deliver import mail
 from ratelimits.customers.move import move
-from ratelimits.models import Account, Alert, AlertDelivery, Customer
+from ratelimits.erasure.erase import erase
+from ratelimits.models import Account, Alert, AlertDelivery, Customer, Report
 from ratelimits.models.accounts.named import named_now
 from ratelimits.reports.exports import FORMATS
 from ratelimits.reports.statements import rows, statements
@@ -129,3 +132,48 @@ def test_a_customer_has_one_line_without_usage_whichever_of_its_texts_has_a_row(
         assert [row.account for row in rows(statements("2026-11", account=text, all_accounts=True))] == ["a"]
     # Before September, "z" was the text of another customer, who has no text any more.
     assert [row.account for row in rows(statements("2026-08", all_accounts=True))] == ["b"]
+
+
+def test_the_searches_find_the_reports_of_a_customer_by_its_token_and_its_name(admin_client: Client) -> None:
+    merged()
+    close("2026-11-02")
+    by_text = {report.account: report for report in Report.objects.filter(label="2026-10")}
+    sold, buyer = by_text["sold"], by_text["buyer"]
+
+    def found(term: str, model: str = "report") -> set[str]:
+        page = admin_client.get(f"/admin/ratelimits/{model}/", {"q": term})
+        return {str(getattr(row, "report", row)) for row in page.context["cl"].result_list}
+
+    for model in ("report", "reportline"):
+        for report in (sold, buyer):
+            token = report.customer_id
+            for term in (token, token.upper(), f" {token}", f"=~{token}"):
+                assert found(term, model) == {str(report)}, term
+        assert found("Buyer Ltd.", model) == {str(buyer)}
+        assert found("Sold Ltd.", model) == {str(sold)}
+        assert found("sold", model) == {str(sold), str(buyer)}  # both have had this text
+        assert found("a" * 16, model) == set()
+    erase(Customer.objects.get(token=sold.customer_id))
+    assert found(sold.customer_id) == {str(Report.objects.get(pk=sold.pk))}
+    assert found(f"{buyer.customer_id} {buyer.lines.get().key}", "reportline") == {str(buyer)}
+
+
+def test_the_report_command_takes_a_token_and_says_that_nobody_has_an_account() -> None:
+    sold, buyer = merged()
+    spend("new", "2026-11-01T02:00", 1)
+    flow()
+
+    def accounts(account: str) -> tuple[list[str], bool]:
+        out, err = io.StringIO(), io.StringIO()
+        call_command("ratelimits_report", period="2026-10", format="csv", account=account, stdout=out, stderr=err)
+        found = [row["account"] for row in csv.DictReader(io.StringIO(out.getvalue()))]
+        return found, f"'{account}' is neither" in err.getvalue()
+
+    assert accounts(sold) == (["sold"], False)
+    assert accounts(buyer) == accounts("buyer") == accounts("sold") == (["buyer"], False)
+    assert accounts("new") == ([], False)
+    assert accounts("nwe") == accounts("a" * 16) == ([], True)
+    Account.objects.create(identifier="idle")
+    assert accounts("idle") == ([], False)
+    close("2026-11-02")
+    assert accounts(sold) == (["sold"], False)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Model, QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
@@ -17,7 +17,7 @@ from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.admin.searched import AccountSearch
 from ratelimits.admin.usage import link_to_lines, moment_text
 from ratelimits.conf import conf
-from ratelimits.models import Name, Report, ReportLine
+from ratelimits.models import Report, ReportLine
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import TABLE
 from ratelimits.reports.statements import lineage
@@ -28,11 +28,6 @@ _MAX_LINES = 200
 _MAX_BATCHES = 50
 #: A search for an account's lines looks at this number of the account's newest reports.
 _MAX_REPORTS = 500
-
-
-def of_accounts(using: str, texts: Collection[str]) -> Q:
-    """Return the condition for the reports of all customers whom these accounts have ever named."""
-    return Q(customer__in=Name.objects.using(using).filter(identifier__in=texts).values("customer__token"))
 
 
 def database_of(row: Model) -> str:
@@ -99,8 +94,8 @@ class ReportLineAdmin(_ComputedColumns, AccountSearch, ReadOnlyAdmin):
     list_select_related = ["report"]
     search_fields = ["line_id"]  # With this, Django shows a search box. get_search_results does the search.
     search_help_text = _(
-        "Search for a whole line_id, a whole account (its identifier or its name), or a whole key that was used in the"
-        " last three days. For an older key, type the account, a space and the key."
+        "Search for a whole line_id, a whole account (its identifier or its name, or the token of its customer), or a"
+        " whole key that was used in the last three days. For an older key, type the account, a space and the key."
     )
     sortable_by = ()
     exclude = ["charge_period_start", "charge_period_end", "usage_period"]
@@ -119,7 +114,8 @@ class ReportLineAdmin(_ComputedColumns, AccountSearch, ReadOnlyAdmin):
         if lines.exists():
             return lines, False
         for subjects in self.meanings(request, search_term):
-            reports = Report.objects.using(queryset.db).filter(of_accounts(queryset.db, subjects.accounts))
+            tokens = subjects.customers(queryset.db)
+            reports = Report.objects.using(queryset.db).filter(customer__token__in=tokens)
             pks = list(reports.order_by("-pk").values_list("pk", flat=True)[:_MAX_REPORTS])
             if pks:
                 return queryset.filter(**subjects.key_filter, report__in=pks), False

@@ -19,7 +19,7 @@ from ratelimits.admin.charges import summary
 from ratelimits.admin.exports import ReportDownloads
 from ratelimits.admin.open_periods.page import OpenPeriods
 from ratelimits.admin.readonly import ReadOnlyAdmin
-from ratelimits.admin.reports.lines import ReportLines, database_of, of_accounts
+from ratelimits.admin.reports.lines import ReportLines, database_of
 from ratelimits.admin.reports.overview import (
     links_to_others,
     links_to_versions,
@@ -89,6 +89,7 @@ class ReportAdmin(ReportDownloads, OpenPeriods, AccountSearch, ReadOnlyAdmin):
     """The finalised reports."""
 
     list_display = ["payer", "period", "which_version", "totals", "plan", "complete", "finalised_at"]
+    search_help_text = _("Search for a whole account (its identifier or its name), or for the token of a customer.")
     list_filter = [MonthFilter, CorrectedFilter, ("gaps", admin.EmptyFieldListFilter)]
     sortable_by = ()
     fields = [
@@ -115,10 +116,11 @@ class ReportAdmin(ReportDownloads, OpenPeriods, AccountSearch, ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Search for the reports of all customers whom an account has ever named."""
+        """Search for the reports of a customer, by its token, its name, or an account text that it has ever had."""
         if not search_term:
             return queryset, False
-        return queryset.filter(of_accounts(queryset.db, self.possible_accounts(request, search_term))), False
+        tokens = self.subjects(request, search_term).customers(queryset.db)
+        return queryset.filter(customer__token__in=tokens), False
 
     @admin.display(description=_("account"))
     def payer(self, report: Report) -> str:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from ratelimits.models.accounts import Account
 from ratelimits.models.customers import WAITING, Customer, Name, NameSpan, is_waiting, unsaved_token
+from ratelimits.models.ledger import Line
 
 #: Maximum number of customers or texts in one query.
 _CHUNK = 500
@@ -114,6 +116,21 @@ def named_now(using: str, texts: Collection[str]) -> dict[str, NamedCustomer]:
     by_pk = {customer.pk: customer for customer in named(using, set(pks.values()))}
     nameless = {customer.account: customer for customer in named(using, (), set(texts) - pks.keys())}
     return nameless | {text: by_pk[pk] for text, pk in pks.items()}
+
+
+def known_text(using: str, name: str) -> str | None:
+    """Return an account text that `named_now` knows, from what a person wrote: an account text, or a customer's token.
+
+    Return None if nobody has this text or this token.
+    """
+    if not name or Name.objects.using(using).filter(identifier=name).exists():
+        return name
+    token = name.lower().removeprefix(WAITING)
+    if Customer.objects.using(using).filter(token=token).exists():
+        return f"{WAITING}{token}"
+    has_row = Account.objects.using(using).filter(identifier=name).exists()
+    # The tally makes the customer of a new text.
+    return name if has_row or Line.objects.using(using).filter(account=name).exists() else None
 
 
 def of_tokens(using: str, tokens: Iterable[str]) -> dict[str, NamedCustomer]:
