@@ -7,7 +7,8 @@ import io
 from typing import Any
 
 import pytest
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
+from django.db.models import QuerySet
 from django.test import Client
 
 from ratelimits.alerts.deliver import mail
@@ -177,3 +178,26 @@ def test_the_report_command_takes_a_token_and_says_that_nobody_has_an_account() 
     assert accounts("idle") == ([], False)
     close("2026-11-02")
     assert accounts(sold) == (["sold"], False)
+
+
+def test_each_command_and_staff_choose_a_customer_by_its_token(admin_client: Client) -> None:
+    sold, buyer = merged()
+
+    def run(command: str, account: str, **options: Any) -> tuple[str, bool]:
+        out, err = io.StringIO(), io.StringIO()
+        call_command(command, account=account, stdout=out, stderr=err, **options)
+        return out.getvalue(), f"'{account}' is neither" in err.getvalue()
+
+    assert run("ratelimits_finalise", "nwe", open=True)[1]
+    page, unknown = run("ratelimits_finalise", sold, open=True)
+    assert ("open: sold 2026-10" in page, "buyer" in page, unknown) == (True, False, False)
+    close("2026-11-02")
+    QuerySet(Report).filter(account="sold").update(plan="another")
+    with pytest.raises(CommandError):
+        run("ratelimits_verify", sold)
+    assert run("ratelimits_verify", buyer) == run("ratelimits_verify", "buyer")
+    assert run("ratelimits_verify", "nwe")[1]
+    for token, text in ((sold, "sold"), (buyer, "buyer")):
+        response: Any = admin_client.get("/usage/report/", {"period": "2026-10", "account": token})
+        content = b"".join(response.streaming_content).decode()
+        assert {row["account"] for row in csv.DictReader(io.StringIO(content))} == {text}

@@ -5,6 +5,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ratelimits import jobs
+from ratelimits.management.accounts import chosen_account
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import plural
 from ratelimits.management.progress import shown
@@ -25,7 +26,7 @@ class Command(ExplainedCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--account", type=canonical_account, help="only this account")
+        parser.add_argument("--account", type=canonical_account, help="only the customer of this account; or a token")
         parser.add_argument(
             "--open",
             action="store_true",
@@ -41,6 +42,7 @@ class Command(ExplainedCommand):
         parser.add_argument("--reason", help="with --force: the reason")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        options["account"] = chosen_account(self, options["account"])
         if options["force"]:
             tally(wait=True)
             self._force(options)

@@ -12,12 +12,13 @@ from django.db.models import Sum
 
 from ratelimits.algorithms.billing_periods import month_of, period_name
 from ratelimits.conf import conf
+from ratelimits.management.accounts import chosen_account
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import is_or_are, plural
 from ratelimits.management.progress import shown
 from ratelimits.management.table import table
 from ratelimits.models import Report
-from ratelimits.models.accounts.named import known_text, named_now
+from ratelimits.models.accounts.named import named_now
 from ratelimits.models.keys import canonical_account
 from ratelimits.reports.amounts import UnreadableError
 from ratelimits.reports.closing.labelled import with_open_periods, with_untallied
@@ -77,7 +78,7 @@ class Command(ExplainedCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         month, account, output = options["period"], options["account"], options["output"]
-        account = self._customer(account)
+        account = chosen_account(self, account)
         printed = output in (None, "-")
         as_table = options["format"] == TABLE or (output is None and options["format"] is None and self.stdout.isatty())
         # A table shows lines of the csv format.
@@ -123,16 +124,6 @@ class Command(ExplainedCommand):
                 self.stderr.write(sentence)
         self._print_unstated(month, account)
         self.inform(completeness(conf.DATABASE))
-
-    def _customer(self, account: str | None) -> str | None:
-        """Return the account text of the customer with this token; otherwise the account. Say so if nobody has it."""
-        known = None if account is None else known_text(conf.DATABASE, account)
-        if account is not None and known is None:
-            self.stderr.write(
-                f"{account!r} is neither an account with usage, nor in the table of accounts, nor the token of a"
-                " customer: check the spelling."
-            )
-        return account if known is None else known
 
     def _print_unstated(self, month: str, account: str | None) -> None:
         for found in unstated(conf.DATABASE, month, account):

@@ -7,6 +7,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ratelimits.conf import conf
+from ratelimits.management.accounts import chosen_account
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.progress import shown
 from ratelimits.models.keys import canonical_account
@@ -32,7 +33,9 @@ class Command(ExplainedCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--period", help="only reports of this month, such as 2026-11")
-        parser.add_argument("--account", type=canonical_account, help="only reports of this account")
+        parser.add_argument(
+            "--account", type=canonical_account, help="only reports of the customer of this account; or a token"
+        )
         parser.add_argument("--archive", type=Path, help="the directory of the archive files with older usage")
         parser.add_argument(
             "--manifest",
@@ -59,7 +62,7 @@ class Command(ExplainedCommand):
         """Verify, and print the findings. Return the verification, and the number of printed findings."""
         try:
             verification = Verification(
-                account=options["account"],
+                account=chosen_account(self, options["account"]),
                 month=options["period"],
                 archives=_archives(options["archive"]),
                 manifests=[_manifest(path) for path in options["manifest"] or ()],
