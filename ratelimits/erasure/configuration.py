@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ratelimits.erasure.about import About
@@ -32,6 +33,8 @@ _KEYED: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (PlanMembership, "key", ()),
     (Access, "target", ("message", "reason")),
 )
+#: The reason of each record that an erasure writes. What a person wrote follows the colon.
+_REASON = re.compile(r"customer [a-z2-7]{16} was erased(: |\Z)")
 #: The rows that were changed, by model.
 Changed = dict[str, set[int]]
 
@@ -70,29 +73,39 @@ def _has_used(about: About, name: Name) -> bool:
     return name.until is None or usage.exists()
 
 
-def erase_configuration(about: About) -> Changed:
+def is_erasure(reason: str | None) -> bool:
+    """Return whether the reason of a record says that the change came with an erasure. Such a change is not undone."""
+    return _REASON.match(reason or "") is not None
+
+
+def erase_configuration(about: About, by: Any = None, why: str = "") -> Changed:
     """Replace the names in the configuration and its history, in an edit. Return the changed rows.
 
-    Every process then reads all rows again, since tombstones do not name the keys any more.
+    The history says that the user `by` did it, and `why`. Every process then reads all rows again, since tombstones do
+    not name the keys any more.
     """
     using, changed = about.using, Changed()
     about.scrub  # noqa: B018  (read all names before any of them is replaced)
-    with editing(using) as edit, because(f"customer {about.customer} was erased"), keeping_terms():
+    reason = f"customer {about.customer} was erased" + (f": {why}" if why else "")
+    with editing(using) as edit, because(reason), keeping_terms():
         own = {model: _own_keys(about, model, column) for model, column, _texts in _KEYED}
         accounts = list(
             Account.objects.using(using).filter(identifier__in=[*about.texts_now, waiting_text(about.customer)])
         )
         for model, column, _texts in _KEYED:
             live = {f"account:{text}" for text in about.texts_now} | {f"account:{waiting_text(about.customer)}"}
-            model.objects.using(using).filter(**{f"{column}__in": live | own[model]}).delete()
+            for row in model.objects.using(using).filter(**{f"{column}__in": live | own[model]}):
+                _delete(row, by)
         belongs = {model: _belonging(about, model, column, own[model]) for model, column, _texts in _KEYED}
         of_accounts = _belonging(about, Account, "identifier", set())
         erase_names(about, edit.version)
         for row in accounts:
-            AlertChannel.objects.using(using).filter(account=row).delete()
+            for channel in AlertChannel.objects.using(using).filter(account=row):
+                _delete(channel, by)
             if row.identifier in about.texts:
                 row.identifier = about.pseudonyms.account(row.identifier)
             row.name = ""
+            _sign(row, by)
             row.save(using=using)
         for model, column, texts in _KEYED:
             changed[model._meta.model_name] = _scrub_history(about, model, belongs[model], column, texts)
@@ -104,6 +117,17 @@ def erase_configuration(about: About) -> Changed:
             tombstone.save(using=using)
         ConfigVersion.require_full_read(using, edit.version)
     return changed
+
+
+def _sign(row: Any, by: Any) -> None:
+    """Let the history say that a person changes this row. Without a person, it has the user of the request."""
+    if by is not None:
+        row._history_user = by
+
+
+def _delete(row: Any, by: Any) -> None:
+    _sign(row, by)
+    row.delete()
 
 
 def _own_keys(about: About, model: Any, column: str) -> set[str]:

@@ -30,6 +30,7 @@ from ratelimits.models import (
     ReportLine,
     ShardState,
 )
+from ratelimits.models.history import MAX_REASON
 from ratelimits.models.periods import lock
 from ratelimits.usage import crash
 from ratelimits.usage.retention import archive
@@ -55,9 +56,15 @@ class ErasurePreview:
 
 @dataclass(frozen=True, slots=True)
 class Erasure:
-    """What an erasure has replaced: how many rows, by what they are, and the archive files that were written again."""
+    """What an erasure has replaced.
+
+    why       why the customer was erased, as a person wrote it, with pseudonyms in place of names
+    rows      how many rows were replaced, by what they are
+    archives  the archive files that were written again
+    """
 
     customer: Customer
+    why: str
     rows: dict[str, int]
     archives: list[Path] = field(default_factory=list)
 
@@ -83,11 +90,12 @@ def preview(customer: Customer) -> ErasurePreview:
     return ErasurePreview(customer, about.texts, rows, _archives(using, about), obstacle)
 
 
-def erase(customer: Customer, archives: Sequence[Path] = ()) -> Erasure:
+def erase(customer: Customer, archives: Sequence[Path] = (), *, by: Any = None, why: str = "") -> Erasure:
     """Replace the names of a customer in all tables and in these archive files by pseudonyms.
 
     Sums, chains, digests, signatures and manifests stay valid. Nobody can find the names from the pseudonyms, since the
-    salt from which they were made is deleted. Usage that Redis still has is drained later, under its names: seal and
+    salt from which they were made is deleted. The history and the admin's log say that the user `by` did this, and
+    `why`, without the customer's names. Usage that Redis still has is drained later, under its names: seal and
     drain before.
 
     Raise NotErasedError if the customer was erased before, is anonymous usage, or has deliveries that are not settled,
@@ -103,17 +111,19 @@ def erase(customer: Customer, archives: Sequence[Path] = ()) -> Erasure:
         about = About(using, customer)
         written = _erase_archives(using, about, archives)
         crash.reached("erase:archives-written")
-        rows = _erase_tables(using, about)
+        why = about.scrub.cut(why, MAX_REASON)
+        rows = _erase_tables(using, about, by, why)
         Customer.objects.using(using).filter(pk=customer.pk).update(salt="")
+        traces.log_erasure(customer, by, why)
         crash.reached("erase:salt-deleted")
     crash.reached("erase:committed")
     for directory in {path.parent for path in archives}:
         delete_replaced(using, directory)
         crash.reached("erase:files-deleted")
-    return Erasure(customer, rows, written)
+    return Erasure(customer, why, rows, written)
 
 
-def _erase_tables(using: str, about: About) -> dict[str, int]:
+def _erase_tables(using: str, about: About, by: Any, why: str) -> dict[str, int]:
     """Replace the names in all tables. Return how many rows were changed, by what they are."""
     about.scrub  # noqa: B018  (read all names before any of them is replaced)
     totals = usage.ProcessTotals(about)
@@ -126,7 +136,7 @@ def _erase_tables(using: str, about: About) -> dict[str, int]:
     crash.reached("erase:reports-written")
     alerts, resets, moves = traces.erase_alerts(about), traces.erase_resets(about), traces.erase_moves(about)
     rows[_("recorded requests")] = traces.delete_recorded(about)
-    changed = configuration.erase_configuration(about)
+    changed = configuration.erase_configuration(about, by, why)
     crash.reached("erase:configuration-written")
     rows[_("totals")] = usage.erase_totals(about)
     rows[_("process totals")] = totals.erase()

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from redis.exceptions import RedisError
 
@@ -36,8 +37,12 @@ class ErasedEverywhere:
     error: str = ""
 
 
-def erase_everywhere(customer: Customer, archives: Sequence[Path] = ()) -> ErasedEverywhere:
+def erase_everywhere(
+    customer: Customer, archives: Sequence[Path] = (), *, by: Any = None, why: str = ""
+) -> ErasedEverywhere:
     """Bring all usage to the ledger, delete the customer's limits in Redis, and erase the customer.
+
+    The history and the admin's log say that the user `by` did this, and `why`, without the customer's names.
 
     Raise NotErasedError if Redis does not answer, and the errors of `erase`.
     """
@@ -52,11 +57,11 @@ def erase_everywhere(customer: Customer, archives: Sequence[Path] = ()) -> Erase
         keys = limits.delete()
     except (*_UNAVAILABLE, NotFencedError) as error:
         raise NotErasedError(f"Redis may have usage with the customer's names, and does not answer: {error}") from error
-    done, error_of_redis = erase(customer, archives), ""
+    done, error_of_redis = erase(customer, archives, by=by, why=why), ""
     try:
         # Requests have counted meanwhile, and lasting limits were perhaps restored from the ledger.
         keys += limits.delete()
     except _UNAVAILABLE as error:
         error_of_redis = str(error)
-    logger.info("customer %s was erased", customer)
+    logger.info("customer %s was erased%s", customer, f": {done.why}" if done.why else "")
     return ErasedEverywhere(done, keys, error_of_redis)

@@ -10,7 +10,10 @@ from django.db import router, transaction
 from django.db.models import Q
 
 from ratelimits.erasure.about import SECOND, About
-from ratelimits.models import Alert, AlertDelivery, KeyReset, Move, RecordedRequest, Upload
+from ratelimits.models import Alert, AlertDelivery, Customer, KeyReset, Move, RecordedRequest, Upload
+
+#: The flag of a change in the admin's log. (Its module can be imported only if the admin is installed.)
+_CHANGE = 2
 
 
 def erase_alerts(about: About) -> set[str]:
@@ -72,6 +75,15 @@ def delete_recorded(about: About) -> int:
             upload.delete(using=about.using)
             count += 1
     return count
+
+
+def log_erasure(customer: Customer, by: Any, why: str) -> None:
+    """Write into the admin's log that a user has erased a customer. The log names the customer by its token."""
+    if by is None or not apps.is_installed("django.contrib.admin"):
+        return
+    log_entry: Any = apps.get_model("admin", "LogEntry")
+    text = f"Erased: {why}" if why else "Erased."
+    log_entry.objects.log_actions(by.pk, [customer], _CHANGE, text, single_object=False)
 
 
 def erase_log(about: About, changed: Mapping[str, Set[Any]]) -> int:

@@ -14,9 +14,11 @@ from django.contrib.auth.models import Permission
 from django.core.management import CommandError, call_command
 from django.test import Client
 
+from ratelimits.erasure.everywhere import erase_everywhere
 from ratelimits.identity import Identity
-from ratelimits.models import Account, Customer
+from ratelimits.models import Access, Account, Customer, KeyOverride
 from ratelimits.quota.checking import check
+from ratelimits.salts import Pseudonyms
 from ratelimits.usage.retention import archive
 from tests.erasure import books
 from tests.erasure.books import NAMES, TEXT
@@ -95,10 +97,49 @@ def test_the_admin_asks_and_then_erases_and_logs_the_token(admin_client: Client)
     page = choose(admin_client, pk)
     assert "This cannot be undone" in page
     assert Customer.objects.get(pk=erased.pk).salt
-    assert f"Customer {erased.token} was erased" in choose(admin_client, pk, _confirmed="1")
+    why = f"{TEXT} asked (42)"
+    assert why in choose(admin_client, pk, change_reason=why)
+    pseudonym = Pseudonyms(erased.salt).account(TEXT)
+    assert f"Customer {erased.token} was erased" in choose(admin_client, pk, _confirmed="1", change_reason=why)
     assert found(NAMES) == []
     entry = LogEntry.objects.latest("pk")
-    assert (entry.object_repr, entry.change_message) == (erased.token, "Erased.")
+    assert (entry.object_repr, entry.change_message) == (erased.token, f"Erased: {pseudonym} asked (42)")
+    record = Account.history.filter(id=pk).latest("history_id")
+    assert record.history_change_reason == f"customer {erased.token} was erased: {pseudonym} asked (42)"[:100]
+    assert record.history_user.username == "admin"
+
+
+def test_no_change_of_an_erasure_is_offered_to_be_undone(admin_client: Client) -> None:
+    erased = books.write()
+    erase_everywhere(erased)
+    page = unescape(admin_client.get("/admin/ratelimits/change/").content.decode())
+    reason = f"customer {erased.token} was erased"
+    assert page.count("This came with the erasure of a customer, which cannot be undone.") == page.count(reason) == 5
+    for model in (Account, KeyOverride):
+        record = model.history.filter(history_change_reason=reason).latest("history_id")
+        undo = f"/admin/ratelimits/change/undo/{model._meta.model_name}/{record.history_id}/"
+        for data in ({}, {"_confirmed": "1"}):
+            answer = admin_client.post(undo, data, follow=True)
+            assert "This came with the erasure of a customer" in unescape(answer.content.decode())
+    assert Account.objects.get(identifier=erased.names.get().identifier).name == ""
+    assert not KeyOverride.objects.filter(key__contains="~").exists()
+
+
+def test_the_command_says_who_erased_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    erased = books.write()
+    with pytest.raises(CommandError, match="no user"):
+        run(TEXT, "--by", "nobody", "--yes")
+    pseudonym = Pseudonyms(erased.salt).account(TEXT)
+    with caplog.at_level(logging.INFO):
+        run(TEXT, "--by", "staff", "--reason", f"asked by {TEXT}", "--yes")
+    assert f"was erased: asked by {pseudonym}" in caplog.text
+    entry = LogEntry.objects.latest("pk")
+    said = (entry.user.username, entry.object_repr, entry.change_message)
+    assert said == ("staff", erased.token, f"Erased: asked by {pseudonym}")
+    for model in (Account, KeyOverride, Access):
+        record = model.history.filter(history_change_reason__startswith=f"customer {erased.token}").latest("history_id")
+        assert record.history_user.username == "staff"
+    assert found(NAMES) == []
 
 
 def test_the_admin_erases_one_customer_at_a_time_and_no_archives(admin_client: Client, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from django.utils.translation import gettext_lazy
 from ratelimits.admin.changes.rows import ChangedRow, audited_models, changed_rows
 from ratelimits.admin.changes.undoing import undoing
 from ratelimits.admin.readonly import ReadOnlyAdmin
-from ratelimits.customers.belongings import MOVED
 from ratelimits.models import Access, Change, KeyOverride, Plan, PlanInclusion, PlanMembership, PlanPrice, Rule
 from ratelimits.models.ledger import moment
 from ratelimits.models.versioned import Versioned
@@ -94,8 +93,8 @@ def _undo(site: AdminSite, request: HttpRequest, row: ChangedRow) -> tuple[str, 
     """
     record, model, name = row.record, row.model, f"{site.name}:ratelimits_{row.model._meta.model_name}"
     words = {"row": model._meta.verbose_name}
-    if record.history_change_reason == MOVED:
-        return _("This came with a move of an account text: move the text back."), ""
+    if row.obstacle:
+        return row.obstacle, ""
     if row.kind == "+":
         if not row.is_newest:
             return _("The %(row)s was changed or deleted later: see the later changes.") % words, ""

@@ -18,6 +18,8 @@ from django.utils.translation import gettext as _
 
 from ratelimits.algorithms.wording import number
 from ratelimits.conf import conf
+from ratelimits.customers.belongings import MOVED
+from ratelimits.erasure.configuration import is_erasure
 from ratelimits.models import Plan
 from ratelimits.models.versioned import Versioned
 
@@ -62,6 +64,17 @@ class ChangedRow:
         if self.is_reversal:
             return _("added again") if self.kind == "+" else _("changed back")
         return {"+": _("added"), "~": _("changed"), "-": _("deleted")}.get(self.kind, self.kind)
+
+    @property
+    def obstacle(self) -> str:
+        """Return why the change cannot be undone by itself; "" if it can."""
+        reason = self.record.history_change_reason
+        if reason == MOVED:
+            # Undone by itself, the change would give what is one customer's to the other one.
+            return _("This came with a move of an account text: move the text back.")
+        if is_erasure(reason):
+            return _("This came with the erasure of a customer, which cannot be undone.")
+        return ""
 
     @property
     def model(self) -> type[Model]:

@@ -17,7 +17,6 @@ from django.utils.translation import gettext as _
 from ratelimits.admin.audited import ReasonForm, recorded_user
 from ratelimits.admin.changes.rows import ChangedRow, audited_models, changed_rows
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed
-from ratelimits.customers.belongings import MOVED
 from ratelimits.models import Change
 from ratelimits.models.versions import editing
 
@@ -59,13 +58,9 @@ def _answer(request: HttpRequest, page: Any, history_id: int, form: ReasonForm) 
     if change.kind == "-" and not page.has_add_permission(request):
         raise PermissionDenied
     name = f"{page.admin_site.name}:ratelimits_{page.model._meta.model_name}"
-    is_of_move = change.record.history_change_reason == MOVED
-    if is_of_move or not change.is_newest:
+    if change.obstacle or not change.is_newest:
         text = _("The row was changed again after this change. Choose one of its former states.")
-        if is_of_move:
-            # Undone by itself, the change would give what is one customer's to the other one.
-            text = _("This came with a move of an account text: move the text back.")
-        messages.warning(request, text)
+        messages.warning(request, change.obstacle or text)
         return HttpResponseRedirect(reverse(f"{name}_history", args=[former.id])), False
     row = former.instance
     row._state.adding = change.kind == "-"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from django.contrib import admin, messages
-from django.contrib.admin.models import CHANGE, LogEntry
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ratelimits.admin.audited import REASON
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed
 from ratelimits.admin.readonly import OwnTransactions
 from ratelimits.erasure.erase import ErasurePreview, preview
@@ -55,13 +55,10 @@ class ErasesCustomers(OwnTransactions):
 
     def _erase(self, request: HttpRequest, customer: Customer) -> None:
         try:
-            done = erase_everywhere(customer)
+            done = erase_everywhere(customer, by=request.user, why=request.POST.get(REASON, ""))
         except ValueError as error:
             self.message_user(request, str(error), messages.ERROR)
             return
-        assert request.user.pk is not None
-        # The log names the customer by its token.
-        LogEntry.objects.log_actions(request.user.pk, [customer], CHANGE, "Erased.", single_object=False)
         self.message_user(request, _("Customer %(token)s was erased.") % {"token": customer}, messages.SUCCESS)
         if done.error:
             text = _("Redis still has limits of the customer, until they expire: %(error)s")

@@ -8,6 +8,7 @@ from django.core.management.base import CommandError, CommandParser
 from ratelimits.conf import conf
 from ratelimits.erasure.erase import archives_in, preview
 from ratelimits.erasure.everywhere import erase_everywhere
+from ratelimits.management.authors import author
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import plural
 from ratelimits.models import Customer
@@ -24,7 +25,7 @@ class Command(ExplainedCommand):
     examples = (
         "acme",
         "k3v5w2q7x4m6a2b3 --yes",
-        "k3v5w2q7x4m6a2b3 --archive archives --yes",
+        "k3v5w2q7x4m6a2b3 --archive archives --by ada --reason 'request 42' --yes",
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -37,15 +38,23 @@ class Command(ExplainedCommand):
             metavar="DIRECTORY",
             help="a directory of archive files, which are written again without the names; can be given several times",
         )
+        parser.add_argument(
+            "--reason",
+            default="",
+            help="the reason, which the history shows to your colleagues; the customer's names in it become pseudonyms",
+        )
+        parser.add_argument(
+            "--by", help="the user name of the person who decided this, for the history and the admin's log"
+        )
         parser.add_argument("--yes", action="store_true", help="erase the customer: this cannot be undone")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        customer = _customer(options["customer"])
+        customer, by = _customer(options["customer"]), author(options["by"])
         if not options["yes"]:
             self._preview(customer, options["archive"])
             return
         try:
-            done = erase_everywhere(customer, archives_in(options["archive"]))
+            done = erase_everywhere(customer, archives_in(options["archive"]), by=by, why=options["reason"])
         except ValueError as error:
             raise CommandError(str(error)) from error
         if done.error:
