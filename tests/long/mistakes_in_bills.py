@@ -136,7 +136,7 @@ IN_BILLS = (
         "plans and terms stay with the text when it moves",
         MOVE,
         MONTHS,
-        "if owner != customer and has_account(using, text, customer):",
+        "if has_account(using, text, customer):",
         "if False:",
     ),
     Fault(
