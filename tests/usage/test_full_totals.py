@@ -159,6 +159,21 @@ def test_late_usage_that_fills_a_total_leaves_its_report_as_it_is() -> None:
     assert sorted(Report.objects.values_list("account", "version")) == sorted([(full, 1), (other, 1), (other, 2)])
 
 
+def test_late_usage_waits_for_no_report_of_a_full_period(settings: Any) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "LATE_USAGE": "period"}
+    (full,) = neighbours(1)
+    arrive(full, {"an": 1, "au": 5})
+    tally()
+    closed("2026-11-02")
+    for _batch in range(3):
+        arrive(full, {"an": 1, "au": MAX_TOTAL - 5}, NOVEMBER)
+    arrive(full, {"an": 1, "au": 2})
+    tally()
+    assert closed("2026-12-02") == set()  # perhaps December gets a report
+    assert closed("2027-01-02") == {(full, OCTOBER)}
+    assert Report.objects.count() == 2
+
+
 def test_batches_whose_sums_fit_in_no_line_stay_apart() -> None:
     full, other = neighbours(2)
     overflow(full)

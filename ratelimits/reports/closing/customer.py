@@ -109,12 +109,12 @@ class Closing:
         """Return whether late usage of a closed period goes into a new version of its report.
 
         With LATE_USAGE "period", late usage normally goes into the report of a later period. A new version is needed
-        only if perhaps no later report will ever be written: the customer has no later open period, and its next period
-        is over, without usage.
+        only if perhaps no later report will ever be written: the customer has no later open period that can be closed,
+        and its next period is over, without usage.
         """
         if conf.LATE_USAGE == "version":
             return True
-        if any(other.start > period.start for other in self.periods.open()):
+        if any(other.start > period.start and not self._is_full(other) for other in self.periods.open()):
             return False
         return not self.open_because(self.periods.next())
 
