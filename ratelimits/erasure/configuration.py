@@ -130,6 +130,18 @@ def _delete(row: Any, by: Any) -> None:
     row.delete()
 
 
+def rows_of(about: About) -> Changed:
+    """Return the rows with records in the history that are about the customer."""
+    kinds = [*((model, column) for model, column, _texts in _KEYED), (Account, "identifier")]
+    found = Changed()
+    for model, column in kinds:
+        own = _own_keys(about, model, column) if model is not Account else set()
+        pks = _belonging(about, model, column, own)
+        records: Any = model.history.using(about.using).filter(pk__in=pks)
+        found[model._meta.model_name] = set(records.values_list("id", flat=True))
+    return found
+
+
 def _own_keys(about: About, model: Any, column: str) -> set[str]:
     """Return the keys in rows and records of a model that only this customer uses: its users and API keys."""
     records: Any = model.history.using(about.using)

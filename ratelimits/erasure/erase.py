@@ -74,13 +74,31 @@ def preview(customer: Customer) -> ErasurePreview:
     using = conf.DATABASE
     about = About(using, customer)
     reports = Report.objects.using(using).filter(customer=customer)
+    changed = configuration.rows_of(about)
+    named: dict[str, Set[Any]] = {
+        "durabilitygap": {row.pk for row in usage.gaps_of(about)},
+        "quarantinedbatch": {row.pk for row, _fields, _reason in usage.quarantined_of(about)},
+        "adjustment": {row.pk for row in about.adjustments()},
+        "report": set(reports.values_list("pk", flat=True)),
+        "alert": {row.pk for row in traces.alerts_of(about)},
+        "keyreset": {row.pk for row in traces.resets_of(about)},
+        "move": {row.pk for row in traces.moves_of(about)},
+    }
     rows = {
         _("ledger lines"): Line.objects.using(using).filter(about.names.within()).count(),
-        _("totals"): PeriodUsage.objects.using(using).filter(customer=customer).count(),
+        _("report lines"): ReportLine.objects.using(using).filter(report__in=reports).exclude(key="").count(),
+        _("recorded requests"): sum(map(len, traces.recorded_of(about))),
+        _("totals"): usage.totals_of(about),
         _("process totals"): ProcessTotal.objects.using(using).filter(about.names.within()).count(),
-        _("reports"): reports.count(),
-        _("report lines"): ReportLine.objects.using(using).filter(report__in=reports).count(),
-        _("adjustments"): about.adjustments().count(),
+        _("records of edits"): sum(map(len, changed.values())),
+        _("log entries"): traces.erase_log(about, {**changed, **named}, count_only=True),
+        _("reports"): len(named["report"]),
+        _("gaps"): len(named["durabilitygap"]),
+        _("quarantined batches"): len(named["quarantinedbatch"]),
+        _("adjustments"): len(named["adjustment"]),
+        _("alerts"): len(named["alert"]),
+        _("resets"): len(named["keyreset"]),
+        _("moves"): len(named["move"]),
     }
     obstacle = ""
     try:

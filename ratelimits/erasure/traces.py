@@ -7,7 +7,7 @@ from typing import Any
 
 from django.apps import apps
 from django.db import router, transaction
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from ratelimits.erasure.about import SECOND, About
 from ratelimits.models import Alert, AlertDelivery, Customer, KeyReset, Move, RecordedRequest, Upload
@@ -16,11 +16,15 @@ from ratelimits.models import Alert, AlertDelivery, Customer, KeyReset, Move, Re
 _CHANGE = 2
 
 
+def alerts_of(about: About) -> QuerySet[Alert]:
+    """Return the alerts of the customer."""
+    return Alert.objects.using(about.using).filter(customer=about.customer)
+
+
 def erase_alerts(about: About) -> set[str]:
     """Replace the names in alerts and their deliveries. Return the primary keys of the changed alerts."""
-    rows = Alert.objects.using(about.using).filter(customer=about.customer)
     changed = set()
-    for alert in list(rows):
+    for alert in list(alerts_of(about)):
         alert.account = about.account(alert.account)
         alert.key = about.pseudonyms.key(alert.key) if alert.key else ""
         alert.save(using=about.using)
@@ -31,11 +35,15 @@ def erase_alerts(about: About) -> set[str]:
     return changed
 
 
+def moves_of(about: About) -> QuerySet[Move]:
+    """Return the moves of texts from the customer or to it."""
+    return Move.objects.using(about.using).filter(Q(former=about.customer) | Q(customer=about.customer))
+
+
 def erase_moves(about: About) -> set[str]:
     """Replace the names in moves of the customer's texts. Return the primary keys of the changed rows."""
     changed = set()
-    of_customer = Q(former=about.customer) | Q(customer=about.customer)
-    for move in Move.objects.using(about.using).filter(of_customer):
+    for move in moves_of(about):
         if move.text in about.texts:
             move.text = about.pseudonyms.account(move.text)
         move.reason = about.scrub.cut(move.reason, 200)
@@ -44,23 +52,33 @@ def erase_moves(about: About) -> set[str]:
     return changed
 
 
-def erase_resets(about: About) -> set[str]:
-    """Replace the names in resets of limits. Return the primary keys of the changed rows."""
+def resets_of(about: About) -> list[KeyReset]:
+    """Return the resets of the customer's limits."""
     keys = {f"account:{text}" for text in about.texts}
     rows = KeyReset.objects.using(about.using)
+    return [
+        reset
+        for reset in [
+            *rows.filter(account__in=about.texts),
+            *rows.filter(key__in=keys).exclude(account__in=about.texts),
+        ]
+        if about.names.has(reset.account or reset.key.removeprefix("account:"), int(reset.at.timestamp()))
+    ]
+
+
+def erase_resets(about: About) -> set[str]:
+    """Replace the names in resets of limits. Return the primary keys of the changed rows."""
     changed = set()
-    for reset in [*rows.filter(account__in=about.texts), *rows.filter(key__in=keys).exclude(account__in=about.texts)]:
-        text = reset.account or reset.key.removeprefix("account:")
-        if about.names.has(text, int(reset.at.timestamp())):
-            reset.account = about.pseudonyms.account(reset.account) if reset.account else ""
-            reset.key, reset.reason = about.pseudonyms.key(reset.key), about.scrub.cut(reset.reason, 200)
-            reset.save(using=about.using)
-            changed.add(str(reset.pk))
+    for reset in resets_of(about):
+        reset.account = about.pseudonyms.account(reset.account) if reset.account else ""
+        reset.key, reset.reason = about.pseudonyms.key(reset.key), about.scrub.cut(reset.reason, 200)
+        reset.save(using=about.using)
+        changed.add(str(reset.pk))
     return changed
 
 
-def delete_recorded(about: About) -> int:
-    """Delete recorded requests of the customer, and uploaded files that name it. Return how many."""
+def recorded_of(about: About) -> tuple[list[Any], list[Upload]]:
+    """Return the primary keys of recorded requests of the customer, and the uploaded files that name it."""
     keys = {f"account:{text}": text for text in about.texts}
     requests = RecordedRequest.objects.using(about.using)
     recorded = [
@@ -68,13 +86,21 @@ def delete_recorded(about: About) -> int:
         for pk, account, at in requests.filter(account__in=keys).values_list("pk", "account", "at")
         if about.names.has(keys[account], at // SECOND)
     ]
-    count = requests.filter(pk__in=recorded).delete()[0]
+    uploads = []
     for upload in Upload.objects.using(about.using).order_by("pk"):
         text = upload.raw().decode(errors="replace")
         if about.scrub(text) != text:
-            upload.delete(using=about.using)
-            count += 1
-    return count
+            uploads.append(upload)
+    return recorded, uploads
+
+
+def delete_recorded(about: About) -> int:
+    """Delete recorded requests of the customer, and uploaded files that name it. Return how many."""
+    recorded, uploads = recorded_of(about)
+    count = RecordedRequest.objects.using(about.using).filter(pk__in=recorded).delete()[0]
+    for upload in uploads:
+        upload.delete(using=about.using)
+    return count + len(uploads)
 
 
 def log_erasure(customer: Customer, by: Any, why: str) -> None:
@@ -86,8 +112,8 @@ def log_erasure(customer: Customer, by: Any, why: str) -> None:
     log_entry.objects.log_actions(by.pk, [customer], _CHANGE, text, single_object=False)
 
 
-def erase_log(about: About, changed: Mapping[str, Set[Any]]) -> int:
-    """Replace the names in the admin's log of these rows. Return how many entries have changed.
+def erase_log(about: About, changed: Mapping[str, Set[Any]], *, count_only: bool = False) -> int:
+    """Replace the names in the admin's log of these rows. Return how many entries have changed, or would change.
 
     `changed` has primary keys of rows, by the name of their model. The log can be in another database.
     """
@@ -102,7 +128,9 @@ def erase_log(about: About, changed: Mapping[str, Set[Any]]) -> int:
             )
             for entry in about_model:
                 new = about.scrub.cut(entry.object_repr, 200), about.scrub.of_json(entry.change_message)
-                if new != (entry.object_repr, entry.change_message):
+                if new == (entry.object_repr, entry.change_message):
+                    continue
+                count += 1
+                if not count_only:
                     log_entry.objects.using(using).filter(pk=entry.pk).update(object_repr=new[0], change_message=new[1])
-                    count += 1
     return count

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, unquote
 
+from django.db.models import QuerySet
+
 from ratelimits.erasure.about import SECOND, About
-from ratelimits.models import DurabilityGap, PeriodUsage, ProcessTotal, QuarantinedBatch
+from ratelimits.models import DurabilityGap, KeyTotal, PeriodUsage, ProcessTotal, QuarantinedBatch
 from ratelimits.models.ledger import SUBJECT, erased
 from ratelimits.reports.verify.manifest_sections import (
     TABLES,
@@ -68,10 +71,20 @@ class ProcessTotals:
         return (kind, bin_, *names.replaced(account, key), *others) if names.has(account, bin_) else row
 
 
+def totals_of(about: About) -> int:
+    """Return how many totals of billing periods and of spans of time name the customer."""
+    rows = PeriodUsage.objects.using(about.using).filter(customer=about.customer, account__in=about.texts)
+    return rows.count() + KeyTotal.objects.using(about.using).filter(account__in=about.texts).count()
+
+
+def gaps_of(about: About) -> QuerySet[DurabilityGap]:
+    """Return the declared gaps that name the customer."""
+    return DurabilityGap.objects.using(about.using).filter(about.names.within("since", unit=SECOND))
+
+
 def erase_gaps(about: About) -> list[int]:
     """Replace the names in declared gaps. Return the primary keys of the changed rows."""
-    rows = DurabilityGap.objects.using(about.using).filter(about.names.within("since", unit=SECOND))
-    changed = list(rows)
+    changed = list(gaps_of(about))
     before = _digests("gaps", about.using, changed)
     for gap in changed:
         # The text of the event has the account, and says which event declared the gap.
@@ -83,14 +96,18 @@ def erase_gaps(about: About) -> list[int]:
     return [gap.pk for gap in changed]
 
 
+def quarantined_of(about: About) -> Iterator[tuple[QuarantinedBatch, Any, str]]:
+    """Yield the quarantined batches that name the customer, each with its fields and its reason with pseudonyms."""
+    for row in QuarantinedBatch.objects.using(about.using).order_by("pk").iterator(_CHUNK):
+        fields, reason = _fields(about, row.fields), about.scrub.cut(row.reason, 300)
+        if (fields, reason) != (row.fields, row.reason):
+            yield row, fields, reason
+
+
 def erase_quarantined(about: About) -> list[int]:
     """Replace the names in quarantined batches. Return the primary keys of the changed rows."""
     changed, before = [], []
-    for row in QuarantinedBatch.objects.using(about.using).order_by("pk").iterator(_CHUNK):
-        fields = _fields(about, row.fields)
-        reason = about.scrub.cut(row.reason, 300)
-        if (fields, reason) == (row.fields, row.reason):
-            continue
+    for row, fields, reason in quarantined_of(about):
         before += _digests("quarantined", about.using, [row])
         if not isinstance(row.fields, list):
             row.content = new_salt()  # it was a checksum of the fields

@@ -14,6 +14,8 @@ from django.contrib.auth.models import Permission
 from django.core.management import CommandError, call_command
 from django.test import Client
 
+from ratelimits.customers.move import move
+from ratelimits.erasure.erase import erase, preview
 from ratelimits.erasure.everywhere import erase_everywhere
 from ratelimits.identity import Identity
 from ratelimits.models import Access, Account, Customer, KeyOverride
@@ -50,6 +52,20 @@ def test_the_command_says_what_it_would_replace_and_changes_nothing() -> None:
     assert found(NAMES) == named
     with pytest.raises(CommandError, match="neither the token"):
         run("nobody")
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_the_preview_counts_what_is_replaced(moved: bool) -> None:
+    erased = books.write()
+    if moved:
+        move(TEXT, None, at("2026-11-20") // 10**6)
+        spend(TEXT, "2026-11-25", 5, key="user:grace")
+        flow()
+    said = preview(erased).rows
+    assert said == erase(erased).rows
+    assert len(said) == 14
+    # The reset in the books was made today.
+    assert [name for name, count in said.items() if not count] == (["resets"] if moved else ["moves"])
 
 
 def test_the_command_drains_first_and_logs_no_name(caplog: pytest.LogCaptureFixture) -> None:
