@@ -185,6 +185,7 @@ def _write_batches(first_hour: int, shards: int) -> None:
         "incarnation": f"'{'0' * 24}'",
         **dict.fromkeys(("seq", "first_seq", "position", "first_position"), hour),
         **dict.fromkeys(("previous_cum", "cum", "previous_requests"), "0"),
+        "salt": f"'{'0' * 32}'",
         "content": digest.format("n"),
         "digest": digest.format("(n + 1)"),
         "opened_at": f"{end} - {3_600 * _MICROSECONDS}",
@@ -194,7 +195,7 @@ def _write_batches(first_hour: int, shards: int) -> None:
         **dict.fromkeys(("previous_digest", "follows", "signature"), "''"),
         "line_count": "COALESCE(counted.lines, 0)",
         "applied_at": "CURRENT_TIMESTAMP",
-        "parts": "%s",
+        **dict.fromkeys(("parts", "part_salts"), "%s"),
     }
     with connection.cursor() as cursor:
         cursor.execute(
@@ -203,7 +204,7 @@ def _write_batches(first_hour: int, shards: int) -> None:
             f" counted (batch, lines) AS (SELECT batch_id, COUNT(*) FROM {_table(Line)} GROUP BY batch_id)"
             f" INSERT INTO {_table(Batch)} ({', '.join(columns)}) SELECT {', '.join(columns.values())}"
             " FROM numbers LEFT JOIN counted ON counted.batch = n + 1",
-            [b""],
+            [b"", b""],
         )
 
 
