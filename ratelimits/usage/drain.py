@@ -143,7 +143,10 @@ def _drain_server(
             continue  # The server restarted between two replies.
         # Store the first run before the fence waits. If the server restarts before this first drain ends, the next
         # drain notices this by the stored run.
-        ShardState.objects.using(using).filter(shard__in=shards, run="").update(run=listed[0].run)
+        new_shards = ShardState.objects.using(using).filter(shard__in=shards, run="")
+        for shard in new_shards.values_list("shard", flat=True):
+            # One after another: one statement would lock them in any order, and others lock several shards too.
+            new_shards.filter(shard=shard).update(run=listed[0].run)
         if _is_up_to_date(using, listed):
             # Nothing is written, so there is nothing to wait for. Most drains of an idle server end here.
             result.fsync = check_server(server, listed[0].run, listed[0].shard)

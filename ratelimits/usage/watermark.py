@@ -140,8 +140,11 @@ def advance_idle(using: str, idle: Iterable[PendingBatches]) -> None:
     """Advance the watermarks of shards without pending batches: all usage until the last seal is in the ledger."""
     idle = list(idle)
     for watermark, shards in _idle_watermarks(idle).items():
-        rows = ShardState.objects.using(using).filter(shard__in=shards)
-        rows.filter(watermark__lt=watermark, frozen=False, run=idle[0].run).update(watermark=watermark)
+        with transaction.atomic(using=using):
+            # In their order, as all who lock several shards. One statement alone would lock them in any order.
+            ShardState.lock_all(using, shards)
+            rows = ShardState.objects.using(using).filter(shard__in=shards)
+            rows.filter(watermark__lt=watermark, frozen=False, run=idle[0].run).update(watermark=watermark)
 
 
 def are_current(idle: Iterable[PendingBatches], states: Mapping[int, ShardState]) -> bool:
