@@ -139,10 +139,12 @@ def advance(using: str, pending: PendingBatches) -> None:
 def advance_idle(using: str, idle: Iterable[PendingBatches]) -> None:
     """Advance the watermarks of shards without pending batches: all usage until the last seal is in the ledger."""
     idle = list(idle)
-    for watermark, shards in _idle_watermarks(idle).items():
-        with transaction.atomic(using=using):
-            # In their order, as all who lock several shards. One statement alone would lock them in any order.
-            ShardState.lock_all(using, shards)
+    if not (watermarks := _idle_watermarks(idle)):
+        return
+    with transaction.atomic(using=using):
+        # In their order, as all who lock several shards. The updates alone would lock them in any order.
+        ShardState.lock_all(using, [shard for shards in watermarks.values() for shard in shards])
+        for watermark, shards in watermarks.items():
             rows = ShardState.objects.using(using).filter(shard__in=shards)
             rows.filter(watermark__lt=watermark, frozen=False, run=idle[0].run).update(watermark=watermark)
 
