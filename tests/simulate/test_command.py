@@ -244,7 +244,29 @@ _TOLD_IN_ANOTHER_THREAD = (
 )
 
 
-@pytest.mark.parametrize("start", [["manage.py"], ["-c", _TOLD_IN_ANOTHER_THREAD]], ids=["interrupted", "not"])
+#: The signal comes while Python ends an object in a cycle, as soon as the command handles it.
+_TOLD_IN_A_DESTRUCTOR = (
+    "import os, signal\n"
+    "class Told:\n"
+    "    def __init__(self):\n"
+    "        self.cycle = self\n"
+    "    def __del__(self):\n"
+    "        if type(signal.getsignal(signal.SIGTERM)).__module__.endswith('ratelimits_simulate'):\n"
+    "            os.kill(os.getpid(), signal.SIGTERM)\n"
+    "        else:\n"
+    "            Told()\n"
+    "Told()\n"
+    "import sys\n"
+    "from django.core.management import execute_from_command_line\n"
+    "execute_from_command_line(['manage.py', *sys.argv[1:]])\n"
+)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [["manage.py"], ["-c", _TOLD_IN_ANOTHER_THREAD], ["-c", _TOLD_IN_A_DESTRUCTOR]],
+    ids=["interrupted", "not", "in a destructor"],
+)
 def test_a_run_that_is_told_to_stop_leaves_nothing_behind(
     tmp_path: Path, servers: TestServers, keys: Callable[[], set[bytes]], start: list[str]
 ) -> None:
@@ -257,10 +279,11 @@ def test_a_run_that_is_told_to_stop_leaves_nothing_behind(
         env=environment(tmp_path, REDIS_URL=servers.redis.url),
     )
     assert running.stdin is not None
-    running.stdin.write(jsonl(*({"at": n, "key": str(n)} for n in range(2500))).encode())
-    running.stdin.flush()
-    until(keys, "the run has written keys")
-    running.send_signal(signal.SIGTERM)
+    if _TOLD_IN_A_DESTRUCTOR not in start:
+        running.stdin.write(jsonl(*({"at": n, "key": str(n)} for n in range(2500))).encode())
+        running.stdin.flush()
+        until(keys, "the run has written keys")
+        running.send_signal(signal.SIGTERM)
     assert running.wait(30) == 128 + signal.SIGTERM
     running.stdin.close()
     assert keys() == set()

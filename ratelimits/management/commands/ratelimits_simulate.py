@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
+from types import FrameType
 from typing import Any, BinaryIO, NoReturn
 
 from django.core.management.base import CommandError
@@ -92,8 +93,8 @@ class Command(ExplainedCommand):
             raise CommandError("give a rule with --rule FILE, or many replays with --batch FILE", returncode=BAD_INPUT)
         try:
             with ExitStack() as stack:
-                stack.enter_context(_stoppable())
-                file = stack.enter_context(_opened(batch or trace or "-"))
+                stop = stack.enter_context(_stoppable())
+                file = stack.enter_context(_opened(batch or trace or "-", stop))
                 # Results are printed while the trace is read. On a terminal, progress would stand between the results,
                 # so show none. A summary is printed at the end, so with --summary progress can always be shown.
                 progress = stack.enter_context(shown(self, alone=not options["summary"]))
@@ -101,7 +102,7 @@ class Command(ExplainedCommand):
                 if batch is not None:
                     self._batch(stack, texts)
                 else:
-                    self._trace(stack, rule, texts, options["summary"])
+                    self._trace(stack, stop, rule, texts, options["summary"])
         except BrokenPipeError:
             # The program that reads the results has closed the pipe. Python must not flush the remaining results.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -109,8 +110,8 @@ class Command(ExplainedCommand):
         except (ServerStartError, Unavailable) as error:
             raise CommandError(f"the server does not answer: {error}") from error
 
-    def _trace(self, stack: ExitStack, rule: str, trace: Iterable[bytes], summarise: bool) -> None:
-        with _opened(rule) as file:
+    def _trace(self, stack: ExitStack, stop: _Stop, rule: str, trace: Iterable[bytes], summarise: bool) -> None:
+        with _opened(rule, stop) as file:
             try:
                 rules = read_rules(decode_json(file.read()))
             except ValueError as error:
@@ -225,19 +226,22 @@ def _parse_replay(text: bytes, prefix: str) -> _Replay:
 class _Input(io.FileIO):
     """An input that may wait for long for its next bytes, and whose reader still obeys SIGTERM."""
 
+    def __init__(self, file: str | int, stop: _Stop) -> None:
+        super().__init__(file, "rb", closefd=isinstance(file, str))
+        self._stop = stop
+
     def readinto(self, buffer: Any) -> int | None:
+        self._stop.obey()
         # A signal that comes just before a system call does not interrupt it. So never wait in one for long.
         while not select.select([self], [], [], _SIGNALS_AFTER)[0]:
-            pass
+            self._stop.obey()
         return super().readinto(buffer)
 
 
-def _opened(name: str) -> BinaryIO:
+def _opened(name: str, stop: _Stop) -> BinaryIO:
     """Open a file, or standard input for "-", to read bytes. Raise CommandError if the file cannot be opened."""
-    if name == "-":
-        return io.BufferedReader(_Input(sys.stdin.fileno(), "rb", closefd=False))
     try:
-        return open(name, "rb")  # noqa: PTH123
+        return io.BufferedReader(_Input(sys.stdin.fileno() if name == "-" else name, stop))
     except OSError as error:
         raise CommandError(f"{name}: {error.strerror}", returncode=BAD_INPUT) from error
 
@@ -259,15 +263,32 @@ def _simulator(stack: ExitStack) -> Simulator:
     return stack.enter_context(Simulator(wire))
 
 
+class _Stop:
+    """A handler of SIGTERM that raises SystemExit, so that the command deletes its keys and ends its server."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._told = True
+        self.obey()
+
+    def obey(self) -> None:
+        """Raise SystemExit if the signal has come, again if need be: Python ignores what a destructor raises."""
+        if self._told:
+            # By convention, the exit status of a process that a signal ends is 128 plus the number of the signal.
+            sys.exit(128 + signal.SIGTERM)
+
+
 @contextmanager
-def _stoppable() -> Iterator[None]:
-    """Make SIGTERM raise SystemExit, so that the command deletes its keys and ends its server."""
+def _stoppable() -> Iterator[_Stop]:
+    """Handle SIGTERM within the block."""
+    stop = _Stop()
     if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
-        yield
+        yield stop
         return
-    # By convention, the exit status of a process that a signal ends is 128 plus the number of the signal.
-    previous_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    previous_handler = signal.signal(signal.SIGTERM, stop)
     try:
-        yield
+        yield stop
     finally:
         signal.signal(signal.SIGTERM, previous_handler)
