@@ -51,7 +51,7 @@ _IDS = {
 }
 #: The ids of all other findings, such as a server that is too old.
 _OTHERS = ("E050", "W051")
-#: Commands that run these checks but work without a server. An error would stop them.
+#: Commands that run these checks but need no server, whatever is wrong with it. An error would stop them.
 _WITHOUT_SERVER = (["migrate"], ["test"])
 
 
@@ -59,13 +59,11 @@ _WITHOUT_SERVER = (["migrate"], ["test"])
 def check_redis_server(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Report what does not work on the server, and why. Do nothing without `--database`."""
+    """Report what does not work on the server, and why. Do nothing without `--database`, nor in `migrate`."""
     try:
-        if not databases or conf.DATABASE not in databases:
+        if not databases or conf.DATABASE not in databases or sys.argv[1:2] in _WITHOUT_SERVER:
             return []
         found = _unread_tables()
-        if found and _needs_no_server():
-            return []  # the first migration
         # Without tables there is no rule yet.
         parts = frozenset(ALWAYS) if found else needed()
         return [*found, *_asked(parts)]
@@ -94,13 +92,9 @@ def _asked(parts: Collection[Part]) -> list[checks.CheckMessage]:
     try:
         return [message for one in diagnose() for message in _messages(one, parts)]
     except (Unavailable, RedisConnectionError, OSError) as error:
-        return [] if _needs_no_server() else [_away(error)]
+        return [_away(error)]
     except (DatabaseError, RedisError, ServerStartError, ImproperlyConfigured):
         return []  # Another check reports the settings.
-
-
-def _needs_no_server() -> bool:
-    return sys.argv[1:2] in _WITHOUT_SERVER
 
 
 def _away(error: Exception) -> checks.Error:
@@ -128,7 +122,7 @@ def _message(one: ServerDiagnosis, found: ServerFinding, parts: Collection[Part]
     # What works now, but can lose what it has written, is an error only where money is at stake.
     is_serious = Part.BILLS in stopped if found.endangers else bool(stopped)
     name = _IDS.get(found.name.partition(":")[0], _OTHERS)[0 if is_serious else 1]
-    if not name or (found.name == "connection" and _needs_no_server()):
+    if not name:
         return None
     kind = checks.Error if name.startswith("E") else checks.Warning
     without = (

@@ -68,6 +68,16 @@ def test_the_first_step_of_a_deployment_needs_no_server(
     assert found("default") == {}
 
 
+@pytest.mark.parametrize("command", ["migrate", "test"])
+def test_nothing_that_is_wrong_with_a_server_stops_a_migration(
+    redis_client: redis.Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    with user(redis_client, *ALL), connected(redis_url, USER, "wrong"):
+        before = {*found("default")}
+        monkeypatch.setattr(sys, "argv", ["manage.py", command])
+        assert before - {*found("default")} == {"ratelimits.E050"}
+
+
 def test_a_wrong_password_is_named(redis_client: redis.Redis, redis_url: str) -> None:
     with user(redis_client, *ALL), connected(redis_url, USER, "wrong"):
         errors = found("default")
