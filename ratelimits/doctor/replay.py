@@ -8,15 +8,17 @@ lacks a right, the server leaves the transaction out, and starts all the same.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from redis.exceptions import ResponseError
 
 from ratelimits.doctor.commands import HASH, KEYS, LIST, RENAMED, STRING, ZSET
-from ratelimits.doctor.errors import Who
+from ratelimits.doctor.errors import Who, who_asks
 from ratelimits.doctor.findings import ServerFinding
 from ratelimits.doctor.parts import Part
 from ratelimits.doctor.properties import Properties
-from ratelimits.doctor.scratch import Scratch, name_of
+from ratelimits.doctor.scratch import Scratch, name_of, scratch
+from ratelimits.engine.server import Server
 
 #: The first version of Redis that replays with the rights of `default`.
 _SINCE = (7, 0)
@@ -74,6 +76,16 @@ def thrown_away(scratch: Scratch, who: Who, said: Properties | None) -> Iterator
             f" server says: {denied[0]})",
             _MEND,
         )
+
+
+def lost_at_restart(server: Server, client: Any, shard: int, said: Properties) -> ServerFinding | None:
+    """Return the finding for a server that throws away at a restart what was written; None if it keeps it.
+
+    None also if nobody may ask. This takes one round trip, and nothing is left on the server.
+    """
+    who, _simulating = who_asks(server, client)
+    found = thrown_away(scratch(server, shard), who, said)
+    return next((one for one in found if one.name == "replay"), None)
 
 
 def _may_throw_away(said: Properties) -> bool:

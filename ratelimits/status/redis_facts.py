@@ -108,6 +108,9 @@ def _aof(redis: RedisState, has_billing_rule: bool) -> Fact:
     if not redis.servers:
         return _unknown("aof", title)
     found = {one.name for server in redis.servers for one in append_only(server.said)}
+    if loses := next((server.loses for server in redis.servers if server.loses is not None), None):
+        level = Level.RED if has_billing_rule else Level.AMBER
+        return Fact("aof", title, level, _("lost at a restart"), _sentences(loses))
     if not all(server.said.aof_written for server in redis.servers):
         hint = _(
             "The server could not write this file. Look at its disk. Until it can write, no usage reaches the ledger."

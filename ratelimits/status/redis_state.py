@@ -15,6 +15,7 @@ from redis.exceptions import BusyLoadingError, ResponseError
 from ratelimits.conf import conf
 from ratelimits.doctor.findings import ServerFinding
 from ratelimits.doctor.properties import Properties, properties
+from ratelimits.doctor.replay import lost_at_restart
 from ratelimits.doctor.tries import refused_commands
 from ratelimits.engine.server import Server, current_server
 from ratelimits.engine.transport.refused import refused
@@ -34,6 +35,8 @@ class ServerState:
     sealed: int
     #: What the server refuses, as far as it was tried (see `RedisReading`).
     refuses: tuple[ServerFinding, ...] = ()
+    #: That a restart throws away what was written, if it was tried.
+    loses: ServerFinding | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class RedisReading:
     """
 
     def __init__(self, *, tries: bool = False) -> None:
-        """Begin to read. With `tries`, also try each command that the app sends, not only those of the reading."""
+        """Begin to read. With `tries`, also try each command that the app sends, and what a restart would lose."""
         self._started_at, self._messages = time.monotonic(), SimpleQueue[_Message]()
         _start_thread(_ask_all, self._messages, tries)
 
@@ -141,8 +144,10 @@ def _ask(
             raise failed
         if isinstance(info, Exception) and not hidden:
             raise info
+        said = properties({} if hidden else info)
         refuses = refused_commands(server, client, shards[0]) if tries or hidden else ()
-        _put(messages, _state({} if hidden else info, replies, tuple(refuses)))
+        loses = lost_at_restart(server, client, shards[0], said) if tries else None
+        _put(messages, _state(said, replies, tuple(refuses), loses))
     except Exception as error:  # noqa: BLE001  (the page shows any error)
         _put(messages, error)
 
@@ -151,15 +156,18 @@ def _put(messages: SimpleQueue[_Message], message: int | ServerState | Exception
     messages.put((message, time.monotonic()))
 
 
-def _state(info: dict[str, Any], replies: list[Any], refuses: tuple[ServerFinding, ...]) -> ServerState:
+def _state(
+    said: Properties, replies: list[Any], refuses: tuple[ServerFinding, ...], loses: ServerFinding | None
+) -> ServerState:
     # The replies to the three commands of each shard, in the order in which `_ask` sends them.
     heads, open_batches, sealed_batches = replies[::3], replies[1::3], replies[2::3]
     # A head begins with the version of the rules.
     versions = [int(head.split()[0]) for head in heads if head]
     return ServerState(
-        said=properties(info),
+        said=said,
         version=max(versions, default=0),
         open=sum(open_batches),
         sealed=sum(sealed_batches),
         refuses=refuses,
+        loses=loses,
     )

@@ -14,6 +14,7 @@ from ratelimits.doctor.parts import Part
 from ratelimits.doctor.replay import WRITES
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.models import Rule
+from ratelimits.status.redis_state import RedisReading
 from tests.doctor.restrictions import ALL, PASSWORD, USER, connected, user
 from tests.support.rows import rule
 from tests.support.servers import server_binary
@@ -56,12 +57,15 @@ def test_it_says_what_a_restart_throws_away(kind: str, tmp_path: Path) -> None:
                 rule("monthly", bills=True)
                 messages += check_redis_server(None, ["default"])
                 Rule.objects.all().delete()
+                (state,) = RedisReading(tries=True).state().servers
                 left = admin.exists("rl:1:test:a", "rl:1:test:b")
             expected = newer and throws_away
             if (left == 0) != expected or ([*found] == ["replay"]) != expected:
                 wrong.append(f"{default}: {left} keys are left: {one.findings}")
             if [message.id for message in messages] != (["ratelimits.W054", "ratelimits.E054"] if expected else []):
                 wrong.append(f"{default}: {messages}")
+            if (state.loses is not None) != expected:
+                wrong.append(f"{default}: the status page says {state.loses}")
             if expected and not (one.is_only_endangered(Part.BILLS) and "default off ~* &*" in found["replay"].mend):
                 wrong.append(f"{default}: {found['replay']}")
         with user(admin, *ALL), connected(server.url, USER):

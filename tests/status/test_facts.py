@@ -15,6 +15,8 @@ from django.utils import timezone
 
 from ratelimits import moments, tasks
 from ratelimits.conf import conf
+from ratelimits.doctor.findings import ServerFinding
+from ratelimits.doctor.parts import Part
 from ratelimits.doctor.properties import properties
 from ratelimits.models import (
     Alert,
@@ -53,11 +55,14 @@ SAID = properties(
         "aof_last_write_status": "ok",
     }
 )
+LOSES = ServerFinding("replay", frozenset({Part.BILLS}), "A restart throws away what was written", "Give rights")
 
 
-def healthy(*, version: int = 0, opened: int = 0, sealed: int = 0, **said: Any) -> ServerState:
+def healthy(
+    *, version: int = 0, opened: int = 0, sealed: int = 0, loses: ServerFinding | None = None, **said: Any
+) -> ServerState:
     """Return the state of a healthy server, except for these values."""
-    return ServerState(replace(SAID, **said), version, opened, sealed)
+    return ServerState(replace(SAID, **said), version, opened, sealed, loses=loses)
 
 
 def found() -> dict[str, Fact]:
@@ -185,6 +190,7 @@ def test_one_of_several_servers_that_is_silent_is_said(monkeypatch: pytest.Monke
         ({"policy": "allkeys-lru"}, "eviction", Level.AMBER, "allkeys-lru"),
         ({"aof": False}, "aof", Level.AMBER, "off"),
         ({"aof_written": False}, "aof", Level.RED, "not written"),
+        ({"loses": LOSES}, "aof", Level.AMBER, "lost at a restart"),
         ({"sealed": 10 * conf.SHARDS}, "sealed", Level.GREEN, f"{10 * conf.SHARDS}"),
         ({"sealed": 10 * conf.SHARDS + 1}, "sealed", Level.AMBER, f"{10 * conf.SHARDS + 1}"),
     ],
@@ -201,6 +207,7 @@ def test_what_endangers_usage_is_red_where_rules_bill(answer: Callable[..., dict
     rule(bills=True)
     assert answer(policy="allkeys-lru")["eviction"].level is Level.RED
     assert answer(aof=False)["aof"].level is Level.RED
+    assert answer(loses=LOSES)["aof"].level is Level.RED
     with override_settings(RATELIMITS={**PLAIN, "FENCE": "none"}):
         assert answer(aof=False)["aof"].level is Level.AMBER
 
