@@ -29,13 +29,13 @@ _LISTED = "_ratelimits_listed"
 def may_inspect(request: HttpRequest) -> bool:
     """Return whether the user may open the inspector."""
     user: Any = request.user
-    return any(user.has_perm(f"ratelimits.{action}_inspect") for action in ("view", "change"))
+    return bool(user.has_perm("ratelimits.view_inspect"))
 
 
 def may_view_lines(request: HttpRequest) -> bool:
     """Return whether the user may view ledger lines, and numbers that are calculated from ledger lines."""
     user: Any = request.user
-    return any(user.has_perm(f"ratelimits.{action}_line") for action in ("view", "change"))
+    return bool(user.has_perm("ratelimits.view_line"))
 
 
 def inspect_url(key: str, account: str = "", site: str = "admin", at: str = "") -> str:

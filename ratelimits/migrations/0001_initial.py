@@ -60,6 +60,7 @@ class Migration(migrations.Migration):
                 ('since', models.BigIntegerField(help_text='Periods that had ended at this moment get no alerts.', verbose_name='since (µs)')),
             ],
             options={
+                'default_permissions': (),
                 'verbose_name': 'alert state',
                 'verbose_name_plural': 'alert states',
             },
@@ -72,6 +73,7 @@ class Migration(migrations.Migration):
                 ('salt', models.CharField(blank=True, default=ratelimits.salts.new_salt, editable=False, max_length=32, verbose_name='salt')),
             ],
             options={
+                'default_permissions': (),
                 'verbose_name': 'customer',
                 'verbose_name_plural': 'customers',
             },
@@ -90,6 +92,7 @@ class Migration(migrations.Migration):
                 ('customer', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='names', to='ratelimits.customer', verbose_name='customer')),
             ],
             options={
+                'default_permissions': (),
                 'verbose_name': 'name of a customer',
                 'verbose_name_plural': 'names of customers',
                 'constraints': [models.UniqueConstraint(fields=('identifier', 'since'), name='ratelimits_name_of'), models.UniqueConstraint(condition=models.Q(('until', None)), fields=('identifier',), name='ratelimits_name_in_force'), models.CheckConstraint(condition=models.Q(('since__gte', 0), ('since', django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(models.F('since'), '/', models.Value(900)), '*', models.Value(900)))), name='ratelimits_name_since', violation_error_message='A name begins at a full quarter of an hour.')],
@@ -129,6 +132,7 @@ class Migration(migrations.Migration):
                 ('customer', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='periods', to='ratelimits.customer', verbose_name='customer')),
             ],
             options={
+                'default_permissions': (),
                 'verbose_name': 'billing period',
                 'verbose_name_plural': 'billing periods',
                 'indexes': [models.Index(fields=['label'], name='ratelimits_period_label')],
@@ -161,6 +165,7 @@ class Migration(migrations.Migration):
                 ('answered_at', ratelimits.moments.columns.UTCDateTimeField(blank=True, null=True, verbose_name='last answer')),
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'billing system',
                 'verbose_name_plural': 'billing systems',
             },
@@ -182,6 +187,7 @@ class Migration(migrations.Migration):
                 ('frozen', models.BooleanField(default=False, help_text='The watermark does not advance until a quarantined batch is resolved.', verbose_name='frozen')),
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'shard',
                 'verbose_name_plural': 'shards',
             },
@@ -196,6 +202,7 @@ class Migration(migrations.Migration):
                 ('error', models.CharField(blank=True, max_length=1000, verbose_name='last error')),
             ],
             options={
+                'default_permissions': (),
                 'verbose_name': 'run of a task',
                 'verbose_name_plural': 'runs of tasks',
             },
@@ -258,6 +265,7 @@ class Migration(migrations.Migration):
                 ('raised_at', ratelimits.moments.columns.UTCDateTimeField(auto_now_add=True, verbose_name='raised at')),
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'alert',
                 'verbose_name_plural': 'alerts',
                 'ordering': ['-raised_at'],
@@ -295,6 +303,7 @@ class Migration(migrations.Migration):
                 ('channel', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='ratelimits.alertchannel', verbose_name='channel')),
             ],
             options={
+                'default_permissions': ('change', 'view'),
                 'verbose_name': 'alert delivery',
                 'verbose_name_plural': 'alert deliveries',
                 'ordering': ['due_at'],
@@ -319,6 +328,7 @@ class Migration(migrations.Migration):
                 ('restored_at', ratelimits.moments.columns.UTCDateTimeField(blank=True, null=True, verbose_name='restored at')),
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'archived range',
                 'verbose_name_plural': 'archived ranges',
                 'indexes': [models.Index(fields=['shard', 'incarnation'], name='ratelimits_archived')],
@@ -357,6 +367,7 @@ class Migration(migrations.Migration):
                 ('signature', models.CharField(blank=True, max_length=64, verbose_name='signature')),
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'batch',
                 'verbose_name_plural': 'batches',
                 'constraints': [models.UniqueConstraint(fields=('shard', 'incarnation', 'seq'), name='ratelimits_batch_identity'), models.UniqueConstraint(fields=('shard', 'position'), name='ratelimits_batch_position')],
@@ -370,6 +381,7 @@ class Migration(migrations.Migration):
                 ('position', models.BigIntegerField(verbose_name='position')),
             ],
             options={
+                'default_permissions': (),
                 'verbose_name': 'end of a report',
                 'verbose_name_plural': 'ends of reports',
                 'constraints': [models.UniqueConstraint(fields=('shard', 'position'), name='ratelimits_chain_mark')],
@@ -383,6 +395,7 @@ class Migration(migrations.Migration):
                 ('complete', models.BigIntegerField(default=0, verbose_name='complete from version')),
             ],
             options={
+                'default_permissions': (),
                 'verbose_name': 'configuration version',
                 'constraints': [models.CheckConstraint(condition=models.Q(('pk', 1)), name='ratelimits_one_config_version', violation_error_message='The configuration has only one version: change the existing row.')],
             },
@@ -392,6 +405,7 @@ class Migration(migrations.Migration):
             fields=[
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'change',
                 'verbose_name_plural': 'all changes',
                 'proxy': True,
@@ -409,6 +423,7 @@ class Migration(migrations.Migration):
                 ('signature', models.CharField(blank=True, max_length=64, verbose_name='signature')),
             ],
             options={
+                'default_permissions': (),
                 'verbose_name': 'digest of erased names',
                 'verbose_name_plural': 'digests of erased names',
             },
@@ -442,6 +457,7 @@ class Migration(migrations.Migration):
                 ('salt', models.CharField(default=ratelimits.salts.new_salt, editable=False, max_length=32, verbose_name='salt')),
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'durability gap',
                 'verbose_name_plural': 'durability gaps',
                 'permissions': [('acknowledge', 'Can acknowledge durability gaps')],
@@ -455,6 +471,7 @@ class Migration(migrations.Migration):
                 ('gap', models.ForeignKey(db_constraint=False, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='ratelimits.durabilitygap', verbose_name='durability gap')),
             ],
             options={
+                'default_permissions': (),
                 'verbose_name': 'change of a durability gap',
                 'verbose_name_plural': 'changes of durability gaps',
             },
@@ -480,6 +497,7 @@ class Migration(migrations.Migration):
                 ('history_user', models.ForeignKey(db_constraint=False, null=True, on_delete=ratelimits.models.users.set_null, related_name='+', to=settings.AUTH_USER_MODEL)),
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'historical block or allow',
                 'verbose_name_plural': 'historical blocks and allows',
                 'ordering': ('-history_date', '-history_id'),
@@ -511,6 +529,7 @@ class Migration(migrations.Migration):
                 ('history_user', models.ForeignKey(db_constraint=False, null=True, on_delete=ratelimits.models.users.set_null, related_name='+', to=settings.AUTH_USER_MODEL)),
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'historical override',
                 'verbose_name_plural': 'historical overrides',
                 'ordering': ('-history_date', '-history_id'),
@@ -535,6 +554,7 @@ class Migration(migrations.Migration):
                 ('history_user', models.ForeignKey(db_constraint=False, null=True, on_delete=ratelimits.models.users.set_null, related_name='+', to=settings.AUTH_USER_MODEL)),
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'historical plan',
                 'verbose_name_plural': 'historical plans',
                 'ordering': ('-history_date', '-history_id'),
@@ -600,6 +620,7 @@ class Migration(migrations.Migration):
                 ('key', models.CharField(max_length=255, verbose_name='key')),
             ],
             options={
+                'default_permissions': (),
                 'verbose_name': 'total of a key',
                 'verbose_name_plural': 'totals of keys',
                 'constraints': [models.UniqueConstraint(fields=('span', 'start', 'account', 'key', 'rule', 'meter'), name='ratelimits_key_total')],
@@ -627,6 +648,7 @@ class Migration(migrations.Migration):
                 ('batch', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.DO_NOTHING, to='ratelimits.batch', verbose_name='batch')),
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'ledger line',
                 'verbose_name_plural': 'ledger lines',
                 'indexes': [models.Index(fields=['account', 'bin'], name='ratelimits_line_account'), ratelimits.models.ledger.TimeIndex(fields=['bin'], name='ratelimits_line_time'), models.Index(fields=['key', 'bin'], name='ratelimits_line_key')],
@@ -652,6 +674,7 @@ class Migration(migrations.Migration):
                 ('covered', models.BigIntegerField(blank=True, null=True, verbose_name='covered up to')),
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'usage of a period',
                 'verbose_name_plural': 'usage by period',
                 'indexes': [models.Index(fields=['period'], name='ratelimits_period_usage_open'), models.Index(condition=models.Q(('admitted_requests', 9223372036854775807), ('admitted_units', 9223372036854775807), ('denied_requests', 9223372036854775807), ('shadow_requests', 9223372036854775807), ('refunded_units', 9223372036854775807), _connector='OR'), fields=['account'], name='ratelimits_period_usage_full')],
@@ -709,6 +732,7 @@ class Migration(migrations.Migration):
                 ('plan', models.ForeignKey(blank=True, db_constraint=False, help_text='Leave it empty for a default rule, which applies to everyone.', null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='ratelimits.plan', verbose_name='plan')),
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'historical rule',
                 'verbose_name_plural': 'historical rules',
                 'ordering': ('-history_date', '-history_id'),
@@ -738,6 +762,7 @@ class Migration(migrations.Migration):
                 ('plan', models.ForeignKey(blank=True, db_constraint=False, null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='ratelimits.plan', verbose_name='plan')),
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'historical price',
                 'verbose_name_plural': 'historical prices',
                 'ordering': ('-history_date', '-history_id'),
@@ -764,6 +789,7 @@ class Migration(migrations.Migration):
                 ('plan', models.ForeignKey(blank=True, db_constraint=False, null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='ratelimits.plan', verbose_name='plan')),
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'historical plan membership',
                 'verbose_name_plural': 'historical plan memberships',
                 'ordering': ('-history_date', '-history_id'),
@@ -788,6 +814,7 @@ class Migration(migrations.Migration):
                 ('plan', models.ForeignKey(blank=True, db_constraint=False, null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='ratelimits.plan', verbose_name='plan')),
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'historical included quantity',
                 'verbose_name_plural': 'historical included quantities',
                 'ordering': ('-history_date', '-history_id'),
@@ -817,6 +844,7 @@ class Migration(migrations.Migration):
                 ('next_plan', models.ForeignKey(blank=True, db_constraint=False, help_text='The plan from the next billing period on: the present period keeps its plan.', null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='ratelimits.plan', verbose_name='next plan')),
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'historical account',
                 'verbose_name_plural': 'historical accounts',
                 'ordering': ('-history_date', '-history_id'),
@@ -907,6 +935,7 @@ class Migration(migrations.Migration):
                 ('units', models.BigIntegerField(verbose_name='units')),
             ],
             options={
+                'default_permissions': (),
                 'verbose_name': 'total of a process',
                 'verbose_name_plural': 'totals of processes',
                 'indexes': [models.Index(fields=['kind', 'bin'], name='ratelimits_process_total_bin')],
@@ -928,6 +957,7 @@ class Migration(migrations.Migration):
                 ('resolved_at', ratelimits.moments.columns.UTCDateTimeField(blank=True, null=True, verbose_name='resolved at')),
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'quarantined batch',
                 'verbose_name_plural': 'quarantined batches',
                 'permissions': [('resolve', 'Can accept and discard quarantined batches')],
@@ -950,6 +980,7 @@ class Migration(migrations.Migration):
                 ('left_out', models.PositiveIntegerField(default=0, verbose_name='requests before this one that were not recorded')),
             ],
             options={
+                'default_permissions': (),
                 'verbose_name': 'recorded request',
                 'verbose_name_plural': 'recorded requests',
                 'indexes': [models.Index(fields=['at'], name='ratelimits_recorded_at')],
@@ -983,6 +1014,7 @@ class Migration(migrations.Migration):
                 ('finalised_at', ratelimits.moments.columns.UTCDateTimeField(auto_now_add=True, verbose_name='finalised at')),
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'report',
                 'verbose_name_plural': 'reports',
                 'ordering': ['-period_start', 'account', '-version'],
@@ -1001,6 +1033,7 @@ class Migration(migrations.Migration):
                 ('report', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='ratelimits.report', verbose_name='report')),
             ],
             options={
+                'default_permissions': (),
                 'verbose_name': 'pushed report',
                 'verbose_name_plural': 'pushed reports',
                 'constraints': [models.UniqueConstraint(fields=('receiver', 'report'), name='ratelimits_pushed_once')],
@@ -1028,6 +1061,7 @@ class Migration(migrations.Migration):
                 ('report', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='ratelimits.report', verbose_name='report')),
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'push delivery',
                 'verbose_name_plural': 'push deliveries',
                 'ordering': ['-pk'],
@@ -1057,6 +1091,7 @@ class Migration(migrations.Migration):
                 ('report', models.ForeignKey(blank=True, editable=False, help_text='The report version that contains the adjustment; empty if no report contains it yet.', null=True, on_delete=django.db.models.deletion.PROTECT, related_name='adjustments', to='ratelimits.report', verbose_name='report')),
             ],
             options={
+                'default_permissions': ('add', 'change', 'view'),
                 'verbose_name': 'adjustment',
                 'verbose_name_plural': 'adjustments',
                 'ordering': ['-created_at'],
@@ -1094,6 +1129,7 @@ class Migration(migrations.Migration):
                 ('report', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='lines', to='ratelimits.report', verbose_name='report')),
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'report line',
                 'verbose_name_plural': 'report lines',
                 'constraints': [models.UniqueConstraint(fields=('report', 'number'), name='ratelimits_report_line')],
@@ -1163,6 +1199,7 @@ class Migration(migrations.Migration):
                 ('shadow_requests', models.BigIntegerField(verbose_name='shadow-refused requests')),
             ],
             options={
+                'default_permissions': (),
                 'verbose_name': 'total of a rule',
                 'verbose_name_plural': 'totals of rules',
                 'constraints': [models.UniqueConstraint(fields=('span', 'start', 'rule', 'meter'), name='ratelimits_rule_total')],
@@ -1173,6 +1210,7 @@ class Migration(migrations.Migration):
             fields=[
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'inspector',
                 'verbose_name_plural': 'inspector',
                 'proxy': True,
@@ -1186,6 +1224,7 @@ class Migration(migrations.Migration):
             fields=[
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'shadow refusals',
                 'verbose_name_plural': 'shadow refusals',
                 'proxy': True,
@@ -1199,6 +1238,7 @@ class Migration(migrations.Migration):
             fields=[
             ],
             options={
+                'default_permissions': ('view',),
                 'verbose_name': 'status',
                 'verbose_name_plural': 'status',
                 'proxy': True,
@@ -1221,6 +1261,7 @@ class Migration(migrations.Migration):
                 ('since', models.BigIntegerField(verbose_name='since')),
             ],
             options={
+                'default_permissions': (),
                 'verbose_name': 'tombstone',
                 'verbose_name_plural': 'tombstones',
                 'indexes': [models.Index(fields=['kind', 'shard'], name='ratelimits_tombstone_shard')],

@@ -113,6 +113,7 @@ class Adjustment(models.Model):
     class Meta:
         verbose_name = _("adjustment")
         verbose_name_plural = _("adjustments")
+        default_permissions = ("add", "change", "view")
         ordering = ["-created_at"]
         constraints = [
             models.CheckConstraint(

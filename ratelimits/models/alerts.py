@@ -136,6 +136,7 @@ class Alert(models.Model):
     class Meta:
         verbose_name = _("alert")
         verbose_name_plural = _("alerts")
+        default_permissions = ("view",)
         ordering = ["-raised_at"]
         constraints = [
             models.UniqueConstraint(
@@ -190,6 +191,7 @@ class AlertDelivery(models.Model):
     class Meta:
         verbose_name = _("alert delivery")
         verbose_name_plural = _("alert deliveries")
+        default_permissions = ("change", "view")
         ordering = ["due_at"]
         indexes = [
             models.Index(fields=["due_at"], condition=Q(state="waiting"), name="ratelimits_delivery_due"),
@@ -223,6 +225,7 @@ class AlertState(models.Model):
     class Meta:
         verbose_name = _("alert state")
         verbose_name_plural = _("alert states")
+        default_permissions = ()
 
     def __str__(self) -> str:
         return f"{self.shard:02d}"

@@ -58,6 +58,7 @@ class Customer(models.Model):
     class Meta:
         verbose_name = _("customer")
         verbose_name_plural = _("customers")
+        default_permissions = ()
 
     def __str__(self) -> str:
         return self.token
@@ -87,6 +88,7 @@ class Name(models.Model):
     class Meta:
         verbose_name = _("name of a customer")
         verbose_name_plural = _("names of customers")
+        default_permissions = ()
         constraints = [
             models.UniqueConstraint(fields=["identifier", "since"], name="ratelimits_name_of"),
             models.UniqueConstraint(

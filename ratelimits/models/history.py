@@ -69,6 +69,10 @@ class History(HistoricalRecords):  # type: ignore[misc]
             history_model.__module__ = self.module
         return history_model
 
+    def get_meta_options(self, model: Any) -> dict[str, Any]:
+        # Nobody adds, changes or deletes records. SIMPLE_HISTORY_ENFORCE_HISTORY_MODEL_PERMISSIONS asks for "view".
+        return {**super().get_meta_options(model), "default_permissions": ("view",)}
+
     def get_extra_fields(self, model: Any, fields: Any) -> dict[str, Any]:
         user = models.ForeignKey(
             settings.AUTH_USER_MODEL, users.set_null, null=True, related_name="+", db_constraint=False

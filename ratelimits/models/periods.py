@@ -64,6 +64,7 @@ class FrozenPeriod(models.Model):
     class Meta:
         verbose_name = _("billing period")
         verbose_name_plural = _("billing periods")
+        default_permissions = ()
         constraints = [models.UniqueConstraint(fields=["customer", "start"], name="ratelimits_period_of_customer")]
         indexes = [models.Index(fields=["label"], name="ratelimits_period_label")]
 

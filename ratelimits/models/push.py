@@ -35,6 +35,7 @@ class PushReceiver(models.Model):
     class Meta:
         verbose_name = _("billing system")
         verbose_name_plural = _("billing systems")
+        default_permissions = ("view",)
 
     def __str__(self) -> str:
         return self.name
@@ -65,6 +66,7 @@ class PushedReport(models.Model):
     class Meta:
         verbose_name = _("pushed report")
         verbose_name_plural = _("pushed reports")
+        default_permissions = ()
         constraints = [models.UniqueConstraint(fields=["receiver", "report"], name="ratelimits_pushed_once")]
 
     def __str__(self) -> str:
@@ -127,6 +129,7 @@ class PushDelivery(models.Model):
     class Meta:
         verbose_name = _("push delivery")
         verbose_name_plural = _("push deliveries")
+        default_permissions = ("view",)
         ordering = ["-pk"]
         constraints = [models.UniqueConstraint(fields=["line_id", "receiver"], name="ratelimits_push_once")]
         # The indexes contain all rows: SQLite would not use an index of only the waiting rows.

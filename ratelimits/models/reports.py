@@ -64,6 +64,7 @@ class PeriodUsage(models.Model):
     class Meta:
         verbose_name = _("usage of a period")
         verbose_name_plural = _("usage by period")
+        default_permissions = ("view",)
         constraints = [
             models.UniqueConstraint(
                 fields=["account", "period", "meter", "rule", "shard", "customer"], name="ratelimits_period_usage"
@@ -137,6 +138,7 @@ class Report(models.Model):
     class Meta:
         verbose_name = _("report")
         verbose_name_plural = _("reports")
+        default_permissions = ("view",)
         ordering = ["-period_start", "account", "-version"]
         permissions = [("finalise", _("Can finalise periods, and close one by force"))]
         constraints = [
@@ -191,6 +193,7 @@ class ReportLine(models.Model):
     class Meta:
         verbose_name = _("report line")
         verbose_name_plural = _("report lines")
+        default_permissions = ("view",)
         constraints = [models.UniqueConstraint(fields=["report", "number"], name="ratelimits_report_line")]
 
     def __str__(self) -> str:

@@ -52,6 +52,7 @@ class ConfigVersion(models.Model):
 
     class Meta:
         verbose_name = _("configuration version")
+        default_permissions = ()
         constraints = [
             models.CheckConstraint(
                 condition=models.Q(pk=_ROW),
@@ -89,6 +90,7 @@ class Change(ConfigVersion):
         proxy = True
         verbose_name = _("change")
         verbose_name_plural = _("all changes")
+        default_permissions = ("view",)
 
 
 class Tombstone(models.Model):
@@ -111,6 +113,7 @@ class Tombstone(models.Model):
     class Meta:
         verbose_name = _("tombstone")
         verbose_name_plural = _("tombstones")
+        default_permissions = ()
         indexes = [models.Index(fields=["kind", "shard"], name="ratelimits_tombstone_shard")]
 
     def __str__(self) -> str:

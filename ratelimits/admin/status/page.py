@@ -193,5 +193,5 @@ def _entry(dimension: Dimension, entry: Entry, usage: UsageOverTime, links: _Lin
 def facts_of_strip(request: HttpRequest) -> list[Fact]:
     """Return the facts for the strip above the index; an empty list if the user may not view the status."""
     user: Any = request.user
-    may_view = any(user.has_perm(f"ratelimits.{action}_status") for action in ("view", "change"))
+    may_view = user.has_perm("ratelimits.view_status")
     return facts() if may_view else []

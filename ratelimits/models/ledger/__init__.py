@@ -92,6 +92,7 @@ class ShardState(models.Model):
     class Meta:
         verbose_name = _("shard")
         verbose_name_plural = _("shards")
+        default_permissions = ("view",)
 
     def __str__(self) -> str:
         return f"{self.shard:02d}"
@@ -180,6 +181,7 @@ class Batch(models.Model):
     class Meta:
         verbose_name = _("batch")
         verbose_name_plural = _("batches")
+        default_permissions = ("view",)
         constraints = [
             models.UniqueConstraint(fields=["shard", "incarnation", "seq"], name="ratelimits_batch_identity"),
             models.UniqueConstraint(fields=["shard", "position"], name="ratelimits_batch_position"),
@@ -265,6 +267,7 @@ class Line(models.Model):
     class Meta:
         verbose_name = _("ledger line")
         verbose_name_plural = _("ledger lines")
+        default_permissions = ("view",)
         indexes = [
             models.Index(fields=["account", "bin"], name="ratelimits_line_account"),
             TimeIndex(fields=["bin"], name="ratelimits_line_time"),
@@ -288,6 +291,7 @@ class ChainMark(models.Model):
     class Meta:
         verbose_name = _("end of a report")
         verbose_name_plural = _("ends of reports")
+        default_permissions = ()
         constraints = [models.UniqueConstraint(fields=["shard", "position"], name="ratelimits_chain_mark")]
 
     def __str__(self) -> str:
@@ -327,6 +331,7 @@ class ArchivedRange(models.Model):
     class Meta:
         verbose_name = _("archived range")
         verbose_name_plural = _("archived ranges")
+        default_permissions = ("view",)
         indexes = [models.Index(fields=["shard", "incarnation"], name="ratelimits_archived")]
 
     def __str__(self) -> str:
@@ -350,6 +355,7 @@ class QuarantinedBatch(models.Model):
     class Meta:
         verbose_name = _("quarantined batch")
         verbose_name_plural = _("quarantined batches")
+        default_permissions = ("view",)
         permissions = [("resolve", _("Can accept and discard quarantined batches"))]
         constraints = [models.UniqueConstraint(fields=["shard", "name", "content"], name="ratelimits_quarantined_once")]
 

@@ -30,6 +30,7 @@ class ErasedDigest(models.Model):
     class Meta:
         verbose_name = _("digest of erased names")
         verbose_name_plural = _("digests of erased names")
+        default_permissions = ()
 
     def __str__(self) -> str:
         return self.before

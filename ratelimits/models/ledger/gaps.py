@@ -76,6 +76,7 @@ class DurabilityGap(models.Model):
     class Meta:
         verbose_name = _("durability gap")
         verbose_name_plural = _("durability gaps")
+        default_permissions = ("view",)
         permissions = [("acknowledge", _("Can acknowledge durability gaps"))]
         indexes = [models.Index(fields=["shard", "until"], name="ratelimits_gap_shard")]
 
@@ -125,6 +126,7 @@ class GapChange(models.Model):
     class Meta:
         verbose_name = _("change of a durability gap")
         verbose_name_plural = _("changes of durability gaps")
+        default_permissions = ()
 
     def __str__(self) -> str:
         return str(self.gap)
@@ -150,6 +152,7 @@ class ProcessTotal(models.Model):
     class Meta:
         verbose_name = _("total of a process")
         verbose_name_plural = _("totals of processes")
+        default_permissions = ()
         constraints = [
             models.UniqueConstraint(
                 fields=["account", "bin", "kind", "key", "meter", "process"], name="ratelimits_process_total"

@@ -14,6 +14,7 @@ class Status(ShardState):
         proxy = True
         verbose_name = _("status")
         verbose_name_plural = _("status")
+        default_permissions = ("view",)
 
 
 class Inspect(ShardState):
@@ -23,6 +24,7 @@ class Inspect(ShardState):
         proxy = True
         verbose_name = _("inspector")
         verbose_name_plural = _("inspector")
+        default_permissions = ("view",)
 
 
 class Shadow(ShardState):
@@ -32,3 +34,4 @@ class Shadow(ShardState):
         proxy = True
         verbose_name = _("shadow refusals")
         verbose_name_plural = _("shadow refusals")
+        default_permissions = ("view",)

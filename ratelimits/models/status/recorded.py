@@ -31,6 +31,7 @@ class RecordedRequest(models.Model):
     class Meta:
         verbose_name = _("recorded request")
         verbose_name_plural = _("recorded requests")
+        default_permissions = ()
         indexes = [models.Index(fields=["at"], name="ratelimits_recorded_at")]
 
     def __str__(self) -> str:

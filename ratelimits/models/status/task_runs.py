@@ -28,6 +28,7 @@ class TaskRun(models.Model):
     class Meta:
         verbose_name = _("run of a task")
         verbose_name_plural = _("runs of tasks")
+        default_permissions = ()
 
     def __str__(self) -> str:
         return str(self.get_task_display())

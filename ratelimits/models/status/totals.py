@@ -53,6 +53,7 @@ class RuleTotal(SpanTotal):
     class Meta:
         verbose_name = _("total of a rule")
         verbose_name_plural = _("totals of rules")
+        default_permissions = ()
         constraints = [models.UniqueConstraint(fields=["span", "start", "rule", "meter"], name="ratelimits_rule_total")]
 
 
@@ -68,6 +69,7 @@ class KeyTotal(SpanTotal):
     class Meta:
         verbose_name = _("total of a key")
         verbose_name_plural = _("totals of keys")
+        default_permissions = ()
         constraints = [
             models.UniqueConstraint(
                 fields=["span", "start", "account", "key", "rule", "meter"], name="ratelimits_key_total"
