@@ -18,8 +18,8 @@ from ratelimits.engine.server import current_server
 from ratelimits.models import Report
 from ratelimits.moments.databases import now_of
 from ratelimits.progress import Progress
-from ratelimits.push import plan as planning
-from ratelimits.push import send as sending
+from ratelimits.push import deliveries as planning
+from ratelimits.push import deliveries as sending
 from ratelimits.push.receivers import Receiver
 from ratelimits.recording import trace
 from ratelimits.reports import plan_changes

@@ -109,8 +109,8 @@ class PushDelivery(models.Model):
         ),
     )
     due_at = UTCDateTimeField(_("due at"))
-    #: The token of the process that has claimed the event, to send it (see `push/send.py`). Empty if no process has
-    #: claimed it.
+    #: The token of the process that has claimed the event, to send it (see `push/deliveries.py`). Empty if no process
+    #: has claimed it.
     claim = models.UUIDField(_("claim"), null=True, blank=True, editable=False)
     unsure_since = UTCDateTimeField(
         _("answer lost since"),

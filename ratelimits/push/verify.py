@@ -22,9 +22,8 @@ from ratelimits.conf import conf
 from ratelimits.models import PushDelivery, PushedReport, PushReceiver, Report
 from ratelimits.models.ledger import moment
 from ratelimits.moments.databases import now_of
-from ratelimits.push.receivers import SERVICES
-from ratelimits.push.send import CLAIM, MAX_PAUSE
-from ratelimits.push.service import MAX_WAIT, Service
+from ratelimits.push.deliveries import CLAIM, MAX_PAUSE
+from ratelimits.push.receivers import MAX_WAIT, SERVICES, Service
 from ratelimits.reports.exports.billing import last_second
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import Row

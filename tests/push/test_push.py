@@ -19,13 +19,10 @@ from ratelimits.models import Adjustment, PushDelivery, PushedReport, PushReceiv
 from ratelimits.models.ledger import moment
 from ratelimits.moments.databases import now_of
 from ratelimits.progress import Progress
-from ratelimits.push import send as sending
-from ratelimits.push.plan import plan
-from ratelimits.push.receivers import receiver
-from ratelimits.push.send import send
-from ratelimits.push.service import NoneAccepted
-from ratelimits.push.settle import NotSettledError, Settlement, settle
-from ratelimits.push.status import preview
+from ratelimits.push import deliveries as sending
+from ratelimits.push.deliveries import plan, send
+from ratelimits.push.receivers import NoneAccepted, receiver
+from ratelimits.push.settle import NotSettledError, Settlement, preview, settle
 from ratelimits.reports.closing.close import finalise
 from ratelimits.usage import crash
 from tests.push.conftest import NOW

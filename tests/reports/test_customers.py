@@ -31,9 +31,9 @@ from ratelimits.models import (
 )
 from ratelimits.models.accounts.named import named, named_now
 from ratelimits.models.ledger import moment
-from ratelimits.push.plan import plan as plan_deliveries
+from ratelimits.push.deliveries import plan as plan_deliveries
 from ratelimits.push.receivers import receiver
-from ratelimits.push.status import status
+from ratelimits.push.settle import status
 from ratelimits.reports.closing.close import finalise, home_shard
 from ratelimits.reports.closing.open_periods import force, open_periods
 from ratelimits.reports.exports import FORMATS

@@ -21,7 +21,7 @@ from django.test import override_settings
 
 from ratelimits.models import Adjustment, Line, PushDelivery, Report, ReportLine, ShardState
 from ratelimits.models.ledger import moment
-from ratelimits.push import send as sending
+from ratelimits.push import deliveries as sending
 from ratelimits.reports.rows import ADJUSTMENT, USAGE
 from ratelimits.usage import crash
 from ratelimits.usage.tally import tally

@@ -13,8 +13,16 @@ from ratelimits.management.progress import shown
 from ratelimits.moments.databases import now_of
 from ratelimits.push import receivers
 from ratelimits.push.receivers import Receiver
-from ratelimits.push.settle import TO_DECIDE, NotSettledError, Settlement, line_ids_in, settle
-from ratelimits.push.status import PushStatus, preview, status
+from ratelimits.push.settle import (
+    TO_DECIDE,
+    NotSettledError,
+    PushStatus,
+    Settlement,
+    line_ids_in,
+    preview,
+    settle,
+    status,
+)
 
 #: Maximum number of deliveries that --status names for each receiver and state. The admin lists all deliveries.
 _MAX_NAMED = 50

@@ -18,7 +18,7 @@ from pytest_django import DjangoDbBlocker
 
 from ratelimits.models import Account, ArchivedRange, Batch, FrozenPeriod, ProcessTotal, PushDelivery, ShardState
 from ratelimits.models.ledger import moment
-from ratelimits.push.plan import plan
+from ratelimits.push.deliveries import plan
 from ratelimits.push.receivers import receiver
 from ratelimits.quota.process_totals import TotalKey
 from ratelimits.reports.verify.manifest import build, compare, parse

@@ -46,9 +46,8 @@ from ratelimits.models import (
     ShardState,
 )
 from ratelimits.models.ledger import moment
-from ratelimits.push.plan import plan
+from ratelimits.push.deliveries import plan, send
 from ratelimits.push.receivers import receiver
-from ratelimits.push.send import send
 from ratelimits.quota.process_totals import TotalKey
 from ratelimits.reports.verify.manifest import build, parse
 from ratelimits.usage import process_totals

@@ -32,17 +32,16 @@ def clock(start: float) -> datetime:
 
 def impatient() -> None:
     """Make claims and pauses very short, so that they end during the test."""
-    from ratelimits.push import send
+    from ratelimits.push import deliveries
 
-    send.CLAIM = timedelta(seconds=1)
-    send.FIRST_PAUSE, send.MAX_PAUSE = timedelta(seconds=0.02), timedelta(seconds=0.1)
+    deliveries.CLAIM = timedelta(seconds=1)
+    deliveries.FIRST_PAUSE, deliveries.MAX_PAUSE = timedelta(seconds=0.02), timedelta(seconds=0.1)
 
 
 def work(now: datetime, rng: random.Random) -> None:
     """Close what can be closed, and push it to every receiver, one after the other."""
-    from ratelimits.push.plan import plan
+    from ratelimits.push.deliveries import plan, send
     from ratelimits.push.receivers import receivers
-    from ratelimits.push.send import send
     from ratelimits.reports.closing.close import finalise
 
     finalise(int(now.timestamp()) * 1_000_000)
