@@ -39,7 +39,7 @@ from ratelimits.row_files.reading import read
 from ratelimits.row_files.tables import TABLES, PlansAndRules
 from ratelimits.simulate.lines import Reader as LineReader
 from ratelimits.simulate.lines import decode_json, json_lines, read_rules
-from ratelimits.status.known_keys import looks_secret, typed_key
+from ratelimits.status.keys import looks_secret, typed_key
 from ratelimits.usage.packet import unescaped
 from ratelimits.view_keys import _source_and_reader
 

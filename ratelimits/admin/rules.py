@@ -29,7 +29,7 @@ from ratelimits.admin.rule_form.yesterday import yesterday
 from ratelimits.admin.suggestions import RowSuggestions
 from ratelimits.models import Rule
 from ratelimits.models.fields.rule_fields import PARAMETERS
-from ratelimits.status.key_owners import searched_name
+from ratelimits.status.keys import searched_name
 
 
 @admin.register(Rule)

@@ -15,7 +15,7 @@ from ratelimits.conf import conf
 from ratelimits.models import Account, Name
 from ratelimits.models.customers import WAITING
 from ratelimits.models.keys import canonical_account
-from ratelimits.status.known_keys import accounts_of_key, typed_key
+from ratelimits.status.keys import accounts_of_key, typed_key
 
 if TYPE_CHECKING:
     _Base = admin.ModelAdmin[Any]

@@ -30,7 +30,7 @@ from ratelimits.models import (
 )
 from ratelimits.models.ledger import moment
 from ratelimits.quota.operating import NO_ACCOUNT
-from ratelimits.status.known_keys import typed_key
+from ratelimits.status.keys import typed_key
 
 
 def moment_text(microseconds: int) -> str:

@@ -1,4 +1,4 @@
-"""All facts of the status page, in their order. Those about Redis are in `redis_facts`."""
+"""All facts of the status page, in their order. Those about Redis are in `redis_state`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ from ratelimits.models import (
 from ratelimits.models.ledger import when
 from ratelimits.models.validation.crowding import too_many
 from ratelimits.status.fact import Fact, Level
-from ratelimits.status.first_drain import nothing_drained
-from ratelimits.status.redis_facts import batches, failure_policy, redis_facts, undecided
-from ratelimits.status.redis_state import RedisReading, RedisState
+from ratelimits.status.redis_state import RedisReading, RedisState, batches, failure_policy, redis_facts, undecided
 
 #: If a task has not succeeded for this number of its intervals, its level is amber.
 _AMBER_INTERVALS = 3
@@ -313,3 +311,17 @@ def _task(
         return Fact(name, title, Level.RED, word, _("The last run failed: %(error)s") % {"error": run.error})
     detail = f"{succeeded:%Y-%m-%d %H:%M:%S} UTC" if succeeded is not None and level is Level.GREEN else hint
     return Fact(name, title, level, word, detail)
+
+
+def nothing_drained() -> str:
+    """Return the text that pages show before the first drain."""
+    return _(
+        "Nothing was drained to the ledger yet, so no usage and no refusals are known here. Start a Celery worker with"
+        " beat, or run ratelimits_seal and then ratelimits_drain."
+    )
+
+
+def before_first_drain(using: str) -> str:
+    """Return the text of `nothing_drained`; "" if a shard was drained. This makes one query."""
+    was_drained = ShardState.objects.using(using).filter(watermark__gt=0).exists()
+    return "" if was_drained else nothing_drained()

@@ -29,7 +29,7 @@ from ratelimits.reports.exports import FORMATS
 from ratelimits.row_files.comparing import LineState
 from ratelimits.row_files.reading import read
 from ratelimits.row_files.tables import TABLES, lines
-from ratelimits.status.known_keys import known_keys
+from ratelimits.status.keys import known_keys
 from tests.identity.conftest import Team, request
 from tests.row_files.test_importing import imported
 from tests.support.reports.invoices import close, spend

@@ -65,7 +65,6 @@ _PRELOADED = (
     "ratelimits.quota.refusals.deny_cache",
     "ratelimits.reports.exports",
     "ratelimits.simulate",
-    "ratelimits.status.redis_state",
     "ratelimits.usage.fence",
     "rest_framework.authentication",
     "rest_framework.metadata",

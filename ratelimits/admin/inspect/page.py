@@ -47,7 +47,7 @@ from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, UnknownAcco
 from ratelimits.quota.standings import live_limits, with_text
 from ratelimits.rules import RulesUnavailable, Snapshot
 from ratelimits.rules.access import AccessRow
-from ratelimits.status.known_keys import (
+from ratelimits.status.keys import (
     MAX_KEYS,
     KnownKey,
     keys_of_account,

@@ -15,7 +15,7 @@ from ratelimits.identity import Identity
 from ratelimits.models.ledger import moment, when
 from ratelimits.models.status.totals import DAY, QUARTER
 from ratelimits.recording.trace import refused_requests
-from ratelimits.status.first_drain import before_first_drain
+from ratelimits.status.facts import before_first_drain
 from ratelimits.status.refusals import (
     MAX_REFUSALS,
     RefusedRequests,

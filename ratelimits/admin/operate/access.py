@@ -33,8 +33,7 @@ from ratelimits.models.access.targets import address_count
 from ratelimits.models.history import MAX_REASON
 from ratelimits.models.keys import key_name
 from ratelimits.rules.access import AccessIndex, of_model
-from ratelimits.status.key_owners import no_effect_text
-from ratelimits.status.known_keys import known_keys
+from ratelimits.status.keys import known_keys, no_effect_text
 
 _DAY = 86_400
 

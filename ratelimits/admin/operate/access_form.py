@@ -15,7 +15,7 @@ from ratelimits import moments
 from ratelimits.models import Access
 from ratelimits.models.access.targets import canonical
 from ratelimits.models.keys import COVERS
-from ratelimits.status.known_keys import KnownKey, looks_secret
+from ratelimits.status.keys import KnownKey, looks_secret
 
 if TYPE_CHECKING:
     _Base = forms.ModelForm[Access]

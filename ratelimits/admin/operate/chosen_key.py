@@ -26,14 +26,15 @@ from ratelimits.models.fields import view_key_texts
 from ratelimits.models.keys import COVERS
 from ratelimits.naming import is_shown
 from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, UnknownAccountError, identity_of
-from ratelimits.status.key_owners import no_owner_text, searched_name
-from ratelimits.status.known_keys import (
+from ratelimits.status.keys import (
     MAX_KEYS,
     KnownKey,
     closeness,
     keys_of_account,
     known_keys,
     looks_secret,
+    no_owner_text,
+    searched_name,
     typed_key,
 )
 

@@ -34,7 +34,7 @@ from ratelimits.models.fields.numbers import WholeNumberFormField
 from ratelimits.models.ledger import moment
 from ratelimits.rules import RulesUnavailable
 from ratelimits.rules.grants import grant, planned
-from ratelimits.status.known_keys import MAX_KEYS
+from ratelimits.status.keys import MAX_KEYS
 
 
 def rule_field() -> forms.ChoiceField:

@@ -12,7 +12,7 @@ from ratelimits.admin.operate.chosen_key import ChosenKey
 from ratelimits.admin.operate.offered import OfferedRule
 from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, counted_under
 from ratelimits.quota.standings import UNAVAILABLE
-from ratelimits.status.known_keys import keys_of_account
+from ratelimits.status.keys import keys_of_account
 
 #: If a rule counts each key of an account, the permits of at most this number of keys are read.
 MAX_KEYS = 5

@@ -21,7 +21,7 @@ from ratelimits.admin.rule_form.affected import affected
 from ratelimits.admin.status.shadow import may_see_shadow, shadow_summary
 from ratelimits.models import Rule
 from ratelimits.models.versions import editing
-from ratelimits.status.shadow_refusals import shadow_refusals
+from ratelimits.status.refusals import shadow_refusals
 
 
 class _ConfirmForm(ReasonForm):

@@ -18,7 +18,7 @@ from ratelimits.conf import conf
 from ratelimits.models import Rule
 from ratelimits.models.ledger import moment
 from ratelimits.models.status.totals import QUARTER
-from ratelimits.status.known_keys import typed_key
+from ratelimits.status.keys import typed_key
 from ratelimits.status.refusals import newest_refusals
 
 #: Maximum number of refusals that the index lists.

@@ -22,8 +22,7 @@ from ratelimits.models import Line, Rule, Status
 from ratelimits.models.ledger import moment
 from ratelimits.models.status.totals import DAY
 from ratelimits.status.fact import Fact, worst
-from ratelimits.status.facts import facts
-from ratelimits.status.first_drain import before_first_drain
+from ratelimits.status.facts import before_first_drain, facts
 from ratelimits.status.redis_state import RedisReading
 from ratelimits.status.usage_over_time import (
     KINDS,

@@ -18,7 +18,7 @@ from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.admin.status.charts import bars
 from ratelimits.models import Rule, Shadow
 from ratelimits.models.ledger import moment
-from ratelimits.status.shadow_refusals import MAX_RULES, ShadowRule, hours_until, shadow_refusals
+from ratelimits.status.refusals import MAX_RULES, ShadowRule, hours_until, shadow_refusals
 
 
 def may_see_shadow(request: HttpRequest) -> bool:

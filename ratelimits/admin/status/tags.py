@@ -17,7 +17,7 @@ from ratelimits.admin.status.index import in_groups, recent_refusals, tasks
 from ratelimits.admin.status.page import facts_of_strip
 from ratelimits.conf import conf
 from ratelimits.status.fact import Fact, Level
-from ratelimits.status.first_drain import before_first_drain
+from ratelimits.status.facts import before_first_drain
 from ratelimits.templatetags.ratelimits_status import register
 
 logger = logging.getLogger(__name__)

@@ -28,8 +28,7 @@ from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, identity_of
 from ratelimits.quota.standings import UNAVAILABLE, LiveLimit, live_limits, with_text
 from ratelimits.rules import AppliedRule
 from ratelimits.rules.grants import grant
-from ratelimits.status.key_owners import no_effect_text, no_owner_text
-from ratelimits.status.known_keys import known_keys, typed_key
+from ratelimits.status.keys import known_keys, no_effect_text, no_owner_text, typed_key
 
 #: The exit status if Redis or the database does not answer.
 NO_ANSWER = 3

@@ -13,7 +13,7 @@ from django.http import HttpRequest
 from project.models import ApiKey
 from ratelimits.models import Account, KeyOverride, KeyTotal
 from ratelimits.models.status.totals import DAY, SUMS, newest_days
-from ratelimits.status.key_owners import no_owner_text, searched_name
+from ratelimits.status.keys import no_owner_text, searched_name
 from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db
