@@ -19,9 +19,7 @@ from redis.exceptions import RedisError
 
 from ratelimits.conf import conf, embedded
 from ratelimits.doctor.diagnosis import ServerDiagnosis, diagnose
-from ratelimits.doctor.findings import ServerFinding
-from ratelimits.doctor.needs import ALWAYS, needed
-from ratelimits.doctor.parts import Part
+from ratelimits.doctor.findings import ALWAYS, Part, ServerFinding, needed
 from ratelimits.embedded import ServerStartError
 from ratelimits.engine import Unavailable
 from ratelimits.models import Rule

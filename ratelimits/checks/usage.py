@@ -14,9 +14,7 @@ from django.db import DatabaseError
 from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.conf import conf
-from ratelimits.doctor.findings import MORE_MEMORY
-from ratelimits.doctor.needs import batches_wait, counts_usage, needed
-from ratelimits.doctor.parts import Part
+from ratelimits.doctor.findings import MORE_MEMORY, Part, batches_wait, counts_usage, needed
 from ratelimits.embedded import ServerStartError
 from ratelimits.engine import Unavailable, memory
 from ratelimits.engine.server import Server, current_server

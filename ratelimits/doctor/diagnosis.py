@@ -1,8 +1,11 @@
-"""Diagnose the project's servers: what works on them, what does not, and why."""
+"""Diagnose the project's servers: what works on them, what does not, and why. Write it for people, and as JSON.
+
+docs/servers.md describes the JSON.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,21 +14,27 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import SentinelConnectionPool
 
+from ratelimits.conf import conf
 from ratelimits.doctor import walks
-from ratelimits.doctor.address import behind_address
 from ratelimits.doctor.errors import Who, of_command, of_connection, of_fence, who_asks
-from ratelimits.doctor.fences import others
-from ratelimits.doctor.findings import ServerFinding, merged
-from ratelimits.doctor.parts import Part
+from ratelimits.doctor.findings import Part, ServerFinding, merged
 from ratelimits.doctor.properties import Properties, properties, unsuitable
-from ratelimits.doctor.replay import thrown_away
 from ratelimits.doctor.scratch import Scratch, scratch
-from ratelimits.doctor.tries import OF_FENCES, REPLACEABLE, keys_would_stay, refusals, refused_keys
+from ratelimits.doctor.tries import (
+    OF_FENCES,
+    REPLACEABLE,
+    behind_address,
+    keys_would_stay,
+    refusals,
+    refused_keys,
+    thrown_away,
+)
 from ratelimits.engine.cluster.wire import ClusterWire
 from ratelimits.engine.server import Server, current_server
 from ratelimits.engine.transport.connection import Unavailable
 from ratelimits.engine.transport.refused import refused
-from ratelimits.usage.fence import NotFencedError
+from ratelimits.engine.transport.run import read_run
+from ratelimits.usage.fence import NotFencedError, another_fence, other_fences
 
 #: How often the doctor tries again if the server does not answer in time, for example because it is busy.
 _ATTEMPTS = 3
@@ -35,6 +44,8 @@ _PASSING = {"connection", "lost"}
 _HOPELESS = {"replica", "several", "cluster", "connection", "login"}
 #: What does harm only later: now all parts work, and a walk can find more.
 _LATER = {"evicts", "replay"}
+#: The version of the JSON. It becomes higher if a field is removed or gets another meaning.
+FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +191,7 @@ def _walked(place: Scratch, found: list[ServerFinding], who: Who, simulating: Wh
             continue
         failing.add(part)
         if isinstance(error, NotFencedError):
-            reason = of_fence(error, who, others(place), [one.acl for one in found if one.name in OF_FENCES])
+            reason = of_fence(error, who, _other_values(place), [one.acl for one in found if one.name in OF_FENCES])
         else:
             reason = _of_walk(error, part, simulating if part is Part.TRIES else who)
         of_part = [one for one in known if part in one.parts]
@@ -215,7 +226,7 @@ def _with_bills(stopped: frozenset[Part]) -> frozenset[Part]:
 
 def _with_other_fences(place: Scratch, one: ServerFinding) -> ServerFinding:
     """Return a finding about the fence that also says which other fences the server accepts."""
-    return replace(one, mend=f"{one.mend.removesuffix('.')}. {others(place)}")
+    return replace(one, mend=f"{one.mend.removesuffix('.')}. {_other_values(place)}")
 
 
 def _names_another(reason: ServerFinding, known: Sequence[ServerFinding]) -> bool:
@@ -245,3 +256,83 @@ def _of_walk(error: Exception, part: Part, who: Who) -> ServerFinding:
         f"The app could not {part.meaning}: {str(error) or type(error).__name__}",
         "Look at this message, and at the page of the server's kind in docs/servers.md.",
     )
+
+
+def _other_values(scratch: Scratch) -> str:
+    """Return a sentence that says which other values of RATELIMITS["FENCE"] would work, and why the rest would not."""
+    try:
+        tried = other_fences(scratch.server, read_run(scratch.client, scratch.key("fence")))
+    except (RedisError, Unavailable, OSError):
+        return f"{another_fence()}."
+    working = [f'"{name}"' for name, error in tried.items() if error is None]
+    failing = [f'"{name}" ({error.reason})' for name, error in tried.items() if error is not None]
+    names = f"{', '.join(working[:-1])} and {working[-1]}" if len(working) > 1 else "".join(working)
+    return (
+        f"RATELIMITS['FENCE'] is \"{conf.FENCE}\". If nobody can change this server, it accepts {names or 'no other'}:"
+        " docs/billing/pipeline.md says what the provider must promise for it."
+        + (f" It does not accept {', '.join(failing)}." if failing else "")
+    )
+
+
+def broken(diagnoses: Sequence[ServerDiagnosis], needed: Collection[Part]) -> list[Part]:
+    """Return the needed parts that do not work on each server."""
+    return [part for part in Part if part in needed and not all(one.works(part) for one in diagnoses)]
+
+
+def as_json(diagnoses: Sequence[ServerDiagnosis], needed: Collection[Part], *, stuck: bool) -> dict[str, Any]:
+    """Return the diagnosis as an object for JSON. `stuck`: usage is counted that will not reach the ledger."""
+    return {
+        "format": FORMAT,
+        "ok": not broken(diagnoses, needed),
+        "needed": [str(part) for part in Part if part in needed],
+        "stuck": stuck,
+        "servers": [_server(one) for one in diagnoses],
+    }
+
+
+def _server(one: ServerDiagnosis) -> dict[str, Any]:
+    return {
+        "address": one.address,
+        "user": one.user,
+        "product": (one.properties and one.properties.product) or None,
+        "version": (one.properties and one.properties.version) or None,
+        "works": [str(part) for part in Part if one.works(part)],
+        "fails": [str(part) for part in Part if not one.works(part)],
+        "findings": [_finding(found) for found in one.findings],
+        "acl": one.acl_line,
+    }
+
+
+def _finding(found: ServerFinding) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "parts": [str(part) for part in Part if part in found.parts],
+        "why": found.why,
+        "mend": found.mend,
+    }
+
+
+def rows(one: ServerDiagnosis, needed: Collection[Part]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield a row for each part: its name, whether it works, whether the project needs it, and what it does."""
+    for part in Part:
+        works = "yes" if one.works(part) else "at risk" if one.is_only_endangered(part) else "NO"
+        yield part, works, "yes" if part in needed else "no", part.meaning
+
+
+def heading(one: ServerDiagnosis) -> str:
+    """Return the line that names a server."""
+    said = "a server that tells no version"
+    if one.properties and one.properties.product:
+        said = f"{one.properties.product} {one.properties.version}"
+    return f"{one.address}: {said}, as the user {one.user}"
+
+
+def sentences(one: ServerDiagnosis) -> Iterator[str]:
+    """Yield the findings as lines of text: what is wrong, which parts fail because of it, and what to do."""
+    for found in one.findings:
+        stopped = ", ".join(part for part in Part if part in found.parts)
+        yield f"- {found.why}"
+        yield f"    {'endangers' if found.endangers else 'stops'}: {stopped or 'nothing'}"
+        yield f"    to do: {found.mend}"
+    if one.acl_line:
+        yield f"All missing rights in one line: {one.acl_line}"

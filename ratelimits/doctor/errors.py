@@ -17,8 +17,7 @@ from redis.exceptions import (
 
 from ratelimits.conf import conf
 from ratelimits.doctor.commands import USED, key_patterns
-from ratelimits.doctor.findings import MORE_MEMORY, ServerFinding
-from ratelimits.doctor.parts import Part
+from ratelimits.doctor.findings import MORE_MEMORY, Part, ServerFinding
 from ratelimits.engine import memory
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.connection import Unavailable

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ratelimits.conf import conf
-from ratelimits.doctor.findings import MORE_MEMORY, ServerFinding
-from ratelimits.doctor.parts import Part
+from ratelimits.doctor.findings import MORE_MEMORY, Part, ServerFinding
 from ratelimits.engine import memory
 
 #: The oldest supported version of Redis. Valkey names the version of Redis that it is compatible with: 7.2.4.

@@ -1,35 +1,82 @@
-"""Try each command that the app sends, by itself and in a script, as the app's own user."""
+"""Try a server: send each command, connect to its address several times, and find out what a restart throws away.
+
+The app's own user sends each command that the app sends, by itself and in a script.
+
+A server writes the commands of a script into its append-only file as one transaction (MULTI … EXEC). Redis 7.0 and
+later replay transactions with the rights of the user `default` (redis/redis#14541, valkey-io/valkey#3983). If this user
+lacks a right, the server leaves the transaction out, and starts all the same.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
-from redis.exceptions import ResponseError
+import redis
+from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.conf import conf
-from ratelimits.doctor.commands import KEYS, STRING, USED, Used
+from ratelimits.doctor.commands import HASH, KEYS, LIST, RENAMED, STRING, USED, ZSET, Used
 from ratelimits.doctor.errors import Who, of_command, of_refusal, who_asks
-from ratelimits.doctor.findings import ServerFinding, merged
-from ratelimits.doctor.parts import Part
+from ratelimits.doctor.findings import Part, ServerFinding, merged
+from ratelimits.doctor.properties import Properties
 from ratelimits.doctor.scratch import TIME_TO_LIVE, Scratch, name_of, scratch
 from ratelimits.engine import memory
 from ratelimits.engine.cluster.wire import ClusterWire
 from ratelimits.engine.server import Server
+from ratelimits.engine.transport.connection import refuses_writes
 from ratelimits.engine.transport.refused import Reason, refused
+from ratelimits.engine.transport.run import read_run
 from ratelimits.usage.fence import another_fence
 
 #: Sends one command from a script. The keys come first in ARGV too, where the command needs them.
 _SENDS = "return redis.call(unpack(ARGV))"
 #: What the server does for the doctor itself: a refusal of these commands is reported by their own tries.
 _EXPIRES, _DELETES = "PEXPIRE", "UNLINK"
-
-
 #: Commands that parts may do without, with these parts. Only a walk shows whether they can.
 REPLACEABLE = {f"command:{used.name}": frozenset(used.replaceable) for used in USED if used.replaceable}
 #: Commands that only a fence needs. The finding about the fence says everything about them.
 OF_FENCES = {f"command:{used.name}" for used in USED if used.fence}
+#: How many new connections are asked for their server: a balancer often gives them to its servers in turn.
+CONNECTIONS = 8
+#: Marks a server. Returns 1 if an earlier connection has marked it. (A full server refuses SET as the first write.)
+_MARK = """
+redis.pcall('PERSIST', KEYS[1])
+local marked = redis.call('EXISTS', KEYS[1])
+redis.call('SET', KEYS[1], '1', 'PX', ARGV[1])
+return marked
+"""
+#: The first version of Redis that replays with the rights of `default`.
+_REPLAYS_SINCE = (7, 0)
+#: A version of Valkey that was tried, and replays each transaction.
+_REPLAYS_ALL = (9, 1, 2)
+#: What a restart throws away: states of limits, and usage. (What is restored comes from the ledger.)
+_THROWN_AWAY = frozenset({Part.LIMITS, Part.LOGS, Part.LEASES, Part.COUNTS, Part.BILLS})
+#: The writing commands of the app's scripts, as they are in the file.
+WRITES = (
+    ("SET", STRING, "1"),
+    ("PEXPIREAT", STRING, "1"),
+    ("PERSIST", STRING),
+    ("RENAME", STRING, RENAMED),
+    ("RENAMENX", STRING, RENAMED),
+    ("HSET", HASH, "a", "1"),
+    ("HINCRBY", HASH, "n", "1"),
+    ("HDEL", HASH, "n"),
+    ("RPUSH", LIST, "a"),
+    ("LSET", LIST, "0", "a"),
+    ("LREM", LIST, "1", "b"),
+    ("LTRIM", LIST, "0", "5"),
+    ("RPOP", LIST),
+    ("ZADD", ZSET, "1", "a"),
+    ("ZREM", ZSET, "a"),
+    ("UNLINK", STRING),
+)
+_MEND_OF_DEFAULT = (
+    "Give the user default these rights. If nobody connects as this user, leave it off, but with all rights, also in"
+    " the server's configuration: ACL SETUSER default off ~* &* +@all (docs/scaling.md)"
+)
 
 
 def keys_would_stay(scratch: Scratch, who: Who) -> list[ServerFinding]:
@@ -147,3 +194,99 @@ def _by_itself(scratch: Scratch, used: Used) -> list[str]:
 def _in_script(scratch: Scratch, used: Used) -> list[str]:
     keys = _keys(scratch, used)
     return ["EVAL", _SENDS, str(len(keys)), *keys, used.name, *_arguments(scratch, used)]
+
+
+def behind_address(scratch: Scratch) -> Iterator[ServerFinding]:
+    """Yield a finding if the address leads to a replica or to several servers.
+
+    Each connection writes a mark that the next ones find on the same server: it needs no INFO, and no proxy can hide
+    it. Do not ask this of a cluster: each node has an address of its own, and the app asks which nodes are primaries.
+    """
+    pool, replicas, runs, unmarked = scratch.client.connection_pool, 0, set(), 0
+    key, clients = scratch.key("address"), list[redis.Redis]()
+    with ExitStack() as stack:
+        for _number in range(CONNECTIONS):  # all stay open, so each is another connection
+            client = stack.enter_context(redis.Redis(connection_pool=pool, single_connection_client=True))
+            stack.callback(pool.disconnect, inuse_connections=False)
+            clients.append(client)
+            runs.add(read_run(client, key))
+            try:
+                unmarked += client.eval(_MARK, 1, key, TIME_TO_LIVE) == 0
+            except ResponseError as error:
+                replicas += refuses_writes(error)
+        for client in clients:
+            with suppress(RedisError, OSError):
+                client.unlink(key)
+    # A user who may not write has no marks. Then the runs differ.
+    servers = max(len(runs), unmarked)
+    if replicas:
+        share = "is a read-only replica" if replicas == CONNECTIONS else "leads also to a read-only replica"
+        yield ServerFinding(
+            "replica",
+            frozenset(Part),
+            f"The server's address {share}: {replicas} of {CONNECTIONS} connections could not write. Requests on such a"
+            " connection are not decided: the failure policies answer.",
+            "Name the address of the primary in CACHES, or use Sentinel. Replicas cannot decide limits.",
+        )
+    elif servers > 1:
+        yield ServerFinding(
+            "several",
+            frozenset(Part),
+            f"The server's address leads to {servers} different servers: each of them counts its own limits.",
+            "Name the address of one server in CACHES, or a Redis Cluster.",
+        )
+
+
+def thrown_away(scratch: Scratch, who: Who, said: Properties | None) -> Iterator[ServerFinding]:
+    """Yield a finding if a restart throws away what was written, or if the user may not ask (ACL DRYRUN)."""
+    if who.user == "default" or (said is not None and not _may_throw_away(said)):
+        return
+    # These keys are only named: the server executes nothing.
+    commands = [[scratch.key(name_of(one)) if one in KEYS else one for one in command] for command in WRITES]
+    with scratch.client.pipeline(transaction=False) as pipeline:
+        for command in commands:
+            pipeline.execute_command("ACL DRYRUN", "default", *command)
+        replies = pipeline.execute(raise_on_error=False)
+    if any(isinstance(reply, ResponseError) for reply in replies):
+        if said is not None and said.product:  # perhaps a server that hides its version replays all
+            yield _cannot_ask(scratch.keyspace.home, who)
+        return
+    answers = [reply.decode() if isinstance(reply, bytes) else str(reply) for reply in replies]
+    denied = [answer for answer in answers if answer != "OK"]
+    if denied:
+        yield ServerFinding(
+            "replay",
+            _THROWN_AWAY,
+            "At a restart, the server can throw away what the app has written: it replays transactions of its"
+            f" append-only file as the user default, who lacks rights ({len(denied)} of {len(answers)} commands; the"
+            f" server says: {denied[0]})",
+            _MEND_OF_DEFAULT,
+        )
+
+
+def lost_at_restart(server: Server, client: Any, shard: int, said: Properties) -> ServerFinding | None:
+    """Return the finding for a server that throws away at a restart what was written; None if it keeps it.
+
+    None also if nobody may ask. This takes one round trip, and nothing is left on the server.
+    """
+    who, _simulating = who_asks(server, client)
+    found = thrown_away(scratch(server, shard), who, said)
+    return next((one for one in found if one.name == "replay"), None)
+
+
+def _may_throw_away(said: Properties) -> bool:
+    if said.aof is False or (said.compatible and said.compatible < _REPLAYS_SINCE):
+        return False
+    numbers = tuple(int(part) for part in said.version.split(".") if part.isdigit())
+    return said.product != "Valkey" or numbers < _REPLAYS_ALL
+
+
+def _cannot_ask(home: str, who: Who) -> ServerFinding:
+    return ServerFinding(
+        "replay-unknown",
+        frozenset(),
+        "Nobody could see whether a restart of the server keeps what the app has written: some versions replay their"
+        f" append-only file with the rights of the user default, and the user {who.user} may not ask for them",
+        f"As an administrator of the server, ask ACL DRYRUN default HSET {home}a b 1. If the answer is not OK:"
+        f" {_MEND_OF_DEFAULT[0].lower()}{_MEND_OF_DEFAULT[1:]}. To let the doctor ask: {who.right('+acl|dryrun')}",
+    )

@@ -25,7 +25,7 @@ from ratelimits.algorithms.limits import (
     SmoothWarmingUp,
     TokenBucket,
 )
-from ratelimits.doctor.parts import Part
+from ratelimits.doctor.findings import Part
 from ratelimits.doctor.scratch import TIME_TO_LIVE, Expiring, Scratch, expiring
 from ratelimits.engine import memory
 from ratelimits.engine.assemble import scripts

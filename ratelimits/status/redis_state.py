@@ -18,11 +18,9 @@ from django.utils.translation import gettext as _
 from redis.exceptions import BusyLoadingError, ResponseError
 
 from ratelimits.conf import conf
-from ratelimits.doctor.findings import ServerFinding
-from ratelimits.doctor.needs import needed
+from ratelimits.doctor.findings import ServerFinding, needed
 from ratelimits.doctor.properties import Properties, append_only, eviction, properties
-from ratelimits.doctor.replay import lost_at_restart
-from ratelimits.doctor.tries import refused_commands
+from ratelimits.doctor.tries import lost_at_restart, refused_commands
 from ratelimits.engine import memory
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.engine.server import Server, current_server

@@ -11,7 +11,7 @@ from django.test import override_settings
 from django_redis.pool import ConnectionFactory
 
 from ratelimits.doctor.commands import rights
-from ratelimits.doctor.parts import Part
+from ratelimits.doctor.findings import Part
 from ratelimits.engine.server import current_server
 
 L, G, C, U, B, R, W, E, T = Part

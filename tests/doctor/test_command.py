@@ -12,8 +12,7 @@ from django.core.management import CommandError, call_command
 
 from ratelimits.doctor import walks
 from ratelimits.doctor.diagnosis import diagnose
-from ratelimits.doctor.needs import ALWAYS, needed
-from ratelimits.doctor.parts import Part
+from ratelimits.doctor.findings import ALWAYS, Part, needed
 from ratelimits.doctor.scratch import TIME_TO_LIVE, Scratch
 from tests.doctor.restrictions import ALL, USER, connected, settings_of_server, user
 from tests.support.rows import rule

@@ -12,7 +12,7 @@ import redis
 import ratelimits
 from ratelimits.doctor.commands import USED, rights
 from ratelimits.doctor.diagnosis import diagnose
-from ratelimits.doctor.parts import Part
+from ratelimits.doctor.findings import Part
 from ratelimits.engine.publish import publish_version, version_in_force
 from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.ages import IDLE

@@ -11,7 +11,7 @@ from django.conf import settings
 from django.test import override_settings
 
 from ratelimits.doctor.diagnosis import diagnose
-from ratelimits.doctor.parts import Part
+from ratelimits.doctor.findings import Part
 from ratelimits.embedded import EmbeddedServer
 from tests.doctor.keyless import KeylessRefused
 from tests.doctor.restrictions import HOSTED, USER, connected, settings_of_server, user

@@ -10,8 +10,8 @@ import redis
 from ratelimits.checks.server import check_redis_server
 from ratelimits.doctor.commands import HASH, USED
 from ratelimits.doctor.diagnosis import diagnose
-from ratelimits.doctor.parts import Part
-from ratelimits.doctor.replay import WRITES
+from ratelimits.doctor.findings import Part
+from ratelimits.doctor.tries import WRITES
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.models import Rule
 from ratelimits.status.redis_state import RedisReading

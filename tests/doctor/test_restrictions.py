@@ -14,8 +14,7 @@ from redis.credentials import CredentialProvider
 
 from ratelimits.doctor.diagnosis import ServerDiagnosis, diagnose
 from ratelimits.doctor.errors import Who, of_connection, who_asks
-from ratelimits.doctor.findings import ServerFinding
-from ratelimits.doctor.parts import Part
+from ratelimits.doctor.findings import Part, ServerFinding
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.server import current_server
 from ratelimits.models import Line

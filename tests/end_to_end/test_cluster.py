@@ -30,7 +30,7 @@ from ratelimits import engine
 from ratelimits.algorithms.limits import Concurrency
 from ratelimits.checks.settings import check_cache
 from ratelimits.doctor.diagnosis import diagnose
-from ratelimits.doctor.parts import Part
+from ratelimits.doctor.findings import Part
 from ratelimits.embedded import free_port
 from ratelimits.engine import (
     AlreadySettled,

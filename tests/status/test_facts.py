@@ -15,8 +15,7 @@ from django.utils import timezone
 
 from ratelimits import moments, tasks
 from ratelimits.conf import conf
-from ratelimits.doctor.findings import ServerFinding
-from ratelimits.doctor.parts import Part
+from ratelimits.doctor.findings import Part, ServerFinding
 from ratelimits.doctor.properties import properties
 from ratelimits.models import (
     Alert,

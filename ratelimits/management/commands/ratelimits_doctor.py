@@ -9,10 +9,8 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 from redis.exceptions import RedisError
 
-from ratelimits.doctor.diagnosis import ServerDiagnosis, diagnose
-from ratelimits.doctor.needs import counts_usage, needed
-from ratelimits.doctor.output import as_json, broken, heading, rows, sentences
-from ratelimits.doctor.parts import Part
+from ratelimits.doctor.diagnosis import ServerDiagnosis, as_json, broken, diagnose, heading, rows, sentences
+from ratelimits.doctor.findings import Part, counts_usage, needed
 from ratelimits.embedded import ServerStartError
 from ratelimits.engine import Unavailable
 from ratelimits.engine.server import current_server
