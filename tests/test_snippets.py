@@ -27,7 +27,7 @@ from django.urls import include, path
 from django.utils import timezone
 
 from project.models import ApiKey
-from ratelimits.alerts import webhook
+from ratelimits.alerts.deliver import webhook_body
 from ratelimits.conf import DEFAULTS
 from ratelimits.identity import Identity
 from ratelimits.models import Alert, TaskRun
@@ -209,7 +209,7 @@ class TestAlerts:
         assert capsys.readouterr().out == "acme has reached 80 % of 10000 requests\n"
 
     def test_the_body_of_a_webhook_is_as_shown(self) -> None:
-        shown, sent = json.loads(snippet('"ratelimits.threshold_reached"').text), json.loads(webhook.body(self.ALERT))
+        shown, sent = json.loads(snippet('"ratelimits.threshold_reached"').text), json.loads(webhook_body(self.ALERT))
         for body in (shown, sent):
             for varying in ("alert_id", "timestamp"):
                 body[varying] = type(body.pop(varying, None) or body["data"].pop(varying))

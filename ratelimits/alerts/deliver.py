@@ -2,14 +2,22 @@
 
 If the process dies before it marks the delivery, its claim ends, and the alert is sent again with the same id. So no
 alert is lost, and a receiver can recognise an alert that it has already.
+
+Webhooks are signed as the standard https://www.standardwebhooks.com says. There are libraries for this standard, so a
+receiver can check the signatures easily.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import json
 import logging
 import random
+from base64 import b64encode
 from datetime import datetime, timedelta
 from email.utils import parseaddr
+from http import HTTPStatus
 from typing import Any
 from uuid import UUID
 
@@ -21,12 +29,13 @@ from django.db.models import F
 from django.template.loader import render_to_string
 
 from ratelimits import moments
-from ratelimits.alerts import webhook
 from ratelimits.conf import conf
 from ratelimits.models import Account, Alert, AlertDelivery
 from ratelimits.models.accounts.named import named
+from ratelimits.models.alerts import secret_key
 from ratelimits.models.ledger import moment
-from ratelimits.reports.periods import SECOND
+from ratelimits.posting import Connection, HttpAnswer
+from ratelimits.reports.periods import SECOND, iso
 from ratelimits.signals import threshold_reached
 from ratelimits.usage import crash
 
@@ -45,8 +54,9 @@ FIRST_PAUSE, MAX_PAUSE = timedelta(seconds=30), timedelta(hours=6)
 MAX_ATTEMPTS = 16
 #: Maximum number of deliveries that `due` returns.
 _MAX_DUE = 1000
-
 State = AlertDelivery.State
+#: The type of these webhooks.
+WEBHOOK_TYPE = "ratelimits.threshold_reached"
 
 
 class DestinationGone(Exception):
@@ -124,9 +134,9 @@ def _send(delivery: AlertDelivery, now: datetime) -> None:
     elif not channel.webhook_url:
         raise DestinationGone("the channel no longer has a webhook")
     else:
-        content = webhook.body(delivery.alert)
-        fields = webhook.headers(channel.secret, delivery.pk, int(now.timestamp()), content)
-        webhook.post(channel.webhook_url, content, fields, conf.ALERT_TIMEOUT, public_only=conf.ALERT_PUBLIC_ONLY)
+        content = webhook_body(delivery.alert)
+        fields = webhook_headers(channel.secret, delivery.pk, int(now.timestamp()), content)
+        post_webhook(channel.webhook_url, content, fields, conf.ALERT_TIMEOUT, public_only=conf.ALERT_PUBLIC_ONLY)
 
 
 def mail(delivery: AlertDelivery, address: str) -> EmailMessage:
@@ -158,3 +168,70 @@ def _backend() -> Any:
     if isinstance(backend, SMTPBackend):
         backend.timeout = min(backend.timeout or conf.ALERT_TIMEOUT, conf.ALERT_TIMEOUT, MAX_REPLY)
     return backend
+
+
+class Refused(Exception):
+    """Raised if the receiver answers with an error.
+
+    `final` is true for the status 410: the receiver will never accept webhooks again.
+    """
+
+    def __init__(self, answer: HttpAnswer) -> None:
+        super().__init__(answer.summary)
+        self.final = answer.status == HTTPStatus.GONE
+
+
+def webhook_body(alert: Alert) -> bytes:
+    """Return the webhook's body in JSON. The body has the same bytes in every attempt."""
+    data = {
+        "alert_id": str(alert.pk),
+        "account": alert.account,
+        "meter": alert.meter,
+        "rule": alert.rule_name,
+        "key": alert.key,
+        "threshold": alert.threshold,
+        "basis": str(alert.basis),
+        "used": alert.used,
+        "quantity": alert.quantity,
+        "billing_period_start": iso(alert.period * SECOND),
+        "billing_period_end": iso(alert.period_end * SECOND),
+    }
+    timestamp = alert.raised_at.isoformat().replace("+00:00", "Z")
+    return json.dumps({"type": WEBHOOK_TYPE, "timestamp": timestamp, "data": data}, ensure_ascii=False).encode()
+
+
+def signature(secret: str, webhook_id: str, timestamp: int, content: bytes) -> str:
+    """Return the signature of a webhook: the HMAC-SHA256 of its id, its timestamp (s since 1970 UTC) and its body.
+
+    The prefix "v1" is the name of this method in Standard Webhooks.
+    """
+    digest = hmac.digest(secret_key(secret), f"{webhook_id}.{timestamp}.".encode() + content, hashlib.sha256)
+    return f"v1,{b64encode(digest).decode()}"
+
+
+def webhook_headers(secret: str, webhook_id: UUID, timestamp: int, content: bytes) -> dict[str, str]:
+    """Return the headers of one attempt. Every attempt has the same id, but its own timestamp and signature."""
+    return {
+        "Content-Type": "application/json",
+        "User-Agent": "ratelimits",
+        "webhook-id": str(webhook_id),
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": signature(secret, str(webhook_id), timestamp, content),
+        "Idempotency-Key": str(webhook_id),
+    }
+
+
+def post_webhook(
+    url: str, content: bytes, fields: dict[str, str], timeout: float, *, public_only: bool = False
+) -> None:
+    """Send the content by POST to a URL. All steps together take at most `timeout` seconds.
+
+    If `public_only` is true, connect only to an address of the public internet.
+
+    Redirects are not followed: a signed alert is sent only to the channel's URL. Raise Refused if the status of the
+    answer is not 200 to 299. Raise OSError, http.client.HTTPException or ValueError if there is no answer.
+    """
+    with Connection(url, timeout, public_only=public_only) as connection:
+        answer = connection.post(content, fields, body=False)
+    if not 200 <= answer.status < 300:
+        raise Refused(answer)

@@ -20,8 +20,8 @@ from django.test import override_settings
 
 from ratelimits import moments
 from ratelimits.alerts import deliver
+from ratelimits.alerts.deliver import WEBHOOK_TYPE, post_webhook, signature
 from ratelimits.alerts.evaluate import _write
-from ratelimits.alerts.webhook import TYPE, post, signature
 from ratelimits.conf.setting_rules import LONGEST_POST
 from ratelimits.models import Account, Alert, AlertChannel, AlertDelivery
 from ratelimits.models.accounts.named import named_now
@@ -160,7 +160,7 @@ def test_a_webhook_is_signed_and_says_the_same_as_the_alert(receiver: Receiver) 
     assert received.headers["webhook-id"] == received.headers["idempotency-key"] == str(only("webhook").pk)
     assert abs(int(received.headers["webhook-timestamp"]) - moments.now().timestamp()) < 60
     assert is_signed(received, secret)
-    assert received.json["type"] == TYPE
+    assert received.json["type"] == WEBHOOK_TYPE
     assert received.json["data"] == {
         "alert_id": str(alert.pk),
         "account": "acme",
@@ -251,7 +251,7 @@ def test_an_answer_that_comes_byte_by_byte_has_one_deadline() -> None:
         thread = threading.Thread(target=drip, args=[server])
         thread.start()
         with pytest.raises(TimeoutError):
-            post(f"http://127.0.0.1:{server.getsockname()[1]}/", b"{}", {}, timeout=1)
+            post_webhook(f"http://127.0.0.1:{server.getsockname()[1]}/", b"{}", {}, timeout=1)
         hung_up.set()
         thread.join()
 
@@ -265,9 +265,9 @@ def test_a_webhook_goes_over_tls_to_who_has_the_certificate(
     receiver.server.socket = context.wrap_socket(receiver.server.socket, server_side=True)
     url = receiver.url.replace("http://", "https://")
     with pytest.raises(ssl.SSLCertVerificationError):
-        post(url, b"{}", {}, timeout=30)
+        post_webhook(url, b"{}", {}, timeout=30)
     monkeypatch.setenv("SSL_CERT_FILE", certificate)
-    post(url, b"{}", {"X-Told": "yes"}, timeout=30)
+    post_webhook(url, b"{}", {"X-Told": "yes"}, timeout=30)
     (received,) = receiver.received
     assert (received.body, received.headers["x-told"]) == (b"{}", "yes")
     assert received.headers["host"] == url.split("/")[2]
@@ -288,7 +288,7 @@ def test_a_webhook_that_ends_in_the_middle_of_its_answer_is_a_failure() -> None:
         thread = threading.Thread(target=cut)
         thread.start()
         with pytest.raises((OSError, http.client.HTTPException)):
-            post(f"http://127.0.0.1:{server.getsockname()[1]}/", b"{}", {}, timeout=10)
+            post_webhook(f"http://127.0.0.1:{server.getsockname()[1]}/", b"{}", {}, timeout=10)
         thread.join()
 
 
