@@ -1,4 +1,4 @@
-"""Test the layout: no circles, no hidden imports, small folders, few floors, one name for one class."""
+"""Test the layout: no circles, no hidden imports, small folders, few layers, one name for one class."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.support.selection import SLOW
 
 ROOT = Path(__file__).resolve().parent.parent
 APP = ROOT / "ratelimits"
-#: The most modules, or Lua files, that a folder may have, and the most floors.
-MAX_FILES, MAX_FLOORS = 15, 8
+#: The most modules, or Lua files, that a folder may have, and the most layers.
+MAX_FILES, MAX_LAYERS = 15, 8
 #: Folders in which Django looks for all files of a kind.
 _ANY_SIZE = {"migrations", "commands"}
 #: Packages that are imported where they are used, since not everybody installs them; and Django's own place for
@@ -88,19 +88,19 @@ def _arrows() -> list[Arrow]:
     return [arrow for name, tree in _trees().items() for arrow in _imports(name, tree)]
 
 
-def _floors(graph: dict[str, set[str]]) -> dict[str, int]:
-    """Return the floor of each node: 1 if it needs no other. Fail for a circle."""
-    floors: dict[str, int] = {}
+def _layers(graph: dict[str, set[str]]) -> dict[str, int]:
+    """Return the layer of each node: 1 if it needs no other. Fail for a circle."""
+    layers: dict[str, int] = {}
 
-    def floor(node: str, above: tuple[str, ...]) -> int:
+    def layer(node: str, above: tuple[str, ...]) -> int:
         assert node not in above, f"a circle: {' -> '.join((*above[above.index(node) :], node))}"
-        if node not in floors:
-            floors[node] = 1 + max((floor(other, (*above, node)) for other in graph.get(node, ())), default=0)
-        return floors[node]
+        if node not in layers:
+            layers[node] = 1 + max((layer(other, (*above, node)) for other in graph.get(node, ())), default=0)
+        return layers[node]
 
     for node in graph:
-        floor(node, ())
-    return floors
+        layer(node, ())
+    return layers
 
 
 def _inside(folder: str) -> dict[str, set[str]]:
@@ -125,12 +125,12 @@ def test_no_module_imports_itself_through_others() -> None:
     for arrow in _arrows():
         if arrow.target in _trees() and arrow.target != arrow.source:
             graph[arrow.source].add(arrow.target)
-    _floors(graph)
+    _layers(graph)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_a_folder_has_few_floors_and_no_circle_of_rooms(folder: str) -> None:
-    assert max(_floors(_inside(folder)).values(), default=1) <= MAX_FLOORS
+def test_a_folder_has_few_layers_and_no_circle_of_rooms(folder: str) -> None:
+    assert max(_layers(_inside(folder)).values(), default=1) <= MAX_LAYERS
 
 
 @pytest.mark.parametrize("folder", ["ratelimits", "benchmarks"])
@@ -183,8 +183,8 @@ def test_the_page_on_how_it_works_names_files_that_exist() -> None:
     files = {str(path.relative_to(APP)) for path in APP.rglob("*.*")}
     named = set(re.findall(r"`([\w/*]+\.(?:py|lua))`", page))
     assert len(named) > 50
-    server = {"tests/test_layout.py"}
-    assert {name for name in named - server if not any(PurePath(file).match(name) for file in files)} == set()
+    tests = {"tests/support/floors.py", "tests/test_layout.py"}
+    assert {name for name in named - tests if not any(PurePath(file).match(name) for file in files)} == set()
 
 
 def _defined(tree: ast.AST) -> Iterator[str]:
