@@ -18,6 +18,10 @@ ROOT = Path(__file__).resolve().parent.parent
 APP = ROOT / "ratelimits"
 #: The most modules, or Lua files, that a folder may have, and the most layers.
 MAX_FILES, MAX_LAYERS = 15, 8
+#: The most rooms, packages and modules together. Lower it when rooms are joined.
+MAX_ROOMS = 51
+#: What Django itself looks for in an app is no room of this count.
+_OF_DJANGO = {"admin", "apps", "locale", "management", "migrations", "models", "static", "templates", "templatetags"}
 #: Folders in which Django looks for all files of a kind.
 _ANY_SIZE = {"migrations", "commands"}
 #: Packages that are imported where they are used, since not everybody installs them; and Django's own place for
@@ -139,7 +143,13 @@ def test_a_folder_has_few_files(folder: str) -> None:
     for path in (ROOT / folder).rglob("*"):
         if path.suffix in (".py", ".lua") and path.name != "__init__.py" and path.parent.name not in _ANY_SIZE:
             files[path.parent].append(path.name)
+    files.pop(APP, None)  # the rooms, packages and modules together, are counted below
     assert {place: sorted(names) for place, names in files.items() if len(names) > MAX_FILES} == {}
+
+
+def test_the_app_has_few_rooms() -> None:
+    rooms = {path.stem for path in APP.iterdir() if path.is_dir() or path.suffix == ".py"}
+    assert len(rooms - _OF_DJANGO - {"__init__", "__pycache__"}) <= MAX_ROOMS
 
 
 def test_imports_in_functions_hide_nothing() -> None:

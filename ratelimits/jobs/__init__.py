@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from ratelimits import simulate
+from ratelimits import recording, simulate
 from ratelimits.conf import conf
 from ratelimits.engine import Unavailable
 from ratelimits.engine.server import current_server
@@ -21,7 +21,6 @@ from ratelimits.progress import Progress
 from ratelimits.push import deliveries as planning
 from ratelimits.push import deliveries as sending
 from ratelimits.push.receivers import Receiver
-from ratelimits.recording import trace
 from ratelimits.reports import plan_changes
 from ratelimits.reports.closing import close as closing
 from ratelimits.usage import drain as draining
@@ -84,7 +83,7 @@ def compact(progress: Progress | None = None, *, mark: bool = False) -> CompactO
     With `mark`, first set a mark in the ledger where each report ends.
     """
     # Recorded requests can be personal data. So delete them first: they must be deleted even if the work below fails.
-    trace.expire(time.time())
+    recording.expire(time.time())
     if mark:
         reports = Report.objects.using(conf.DATABASE).order_by().values_list("chain", flat=True)
         closing.mark_ends(conf.DATABASE, reports.iterator())

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ratelimits import recording
 from ratelimits.identity import Identity
 from ratelimits.models import Rule
 from ratelimits.quota.checking import check
-from ratelimits.recording import trace
 from tests.browser.conftest import OpenPage, staff
 from tests.support.rows import rule
 from tests.support.usage.traffic import flow
@@ -38,7 +38,7 @@ def test_a_typed_rule_is_tried_on_the_requests_of_the_last_24_hours(open_page: O
 
     start = (int(time.time()) - 600) * 1_000_000
     requests = [(start + n, Identity(f"user:{n % 3}"), "*", "GET", {"requests": 1}, False) for n in range(60)]
-    trace.write(requests)
+    recording.write_rows(requests)
     row = rule("hourly", "fixed_window", key_kind="user", capacity=50, period=86_400, window_start="first_hit")
     page = open_page(staff(), viewport=PHONE)
     page.goto(f"/admin/ratelimits/rule/{row.pk}/change/")

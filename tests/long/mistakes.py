@@ -226,8 +226,8 @@ FAULTS = (
     ),
     Fault(
         "requests that could not be recorded are forgotten after a second failure",
-        "recording/recorder.py",
-        "recording",
+        "recording.py",
+        "test_recording.py",
         "_leave_out(left_out + len(requests))",
         "_leave_out(len(requests))",
     ),

@@ -15,6 +15,7 @@ from django.db.models import QuerySet
 from django.test import Client
 from django.utils import timezone
 
+from ratelimits import recording
 from ratelimits.alerts.evaluate import evaluate
 from ratelimits.engine.keys import LONGEST_KEY, LONGEST_NAME, ledger_name
 from ratelimits.identity import Identity
@@ -35,7 +36,6 @@ from ratelimits.models import (
 from ratelimits.models.keys import validate_key
 from ratelimits.quota import checking
 from ratelimits.quota.operating import reset
-from ratelimits.recording import trace
 from ratelimits.reports.exports import FORMATS
 from ratelimits.row_files.comparing import LineState
 from ratelimits.row_files.reading import read
@@ -201,10 +201,10 @@ def test_rows_are_exported_and_imported(name: str) -> None:
 
 @every_name
 def test_requests_are_recorded(name: str) -> None:
-    trace.write(
+    recording.write_rows(
         [(1, Identity("user:" + "u" * 250, "api_key:1", f"account:{name}", "ip:203.0.113.9"), "*", "GET", {}, False)]
     )
-    assert [row.account for row in trace.newest(0, 9).rows] == [f"account:{name}"]
+    assert [row.account for row in recording.newest(0, 9).rows] == [f"account:{name}"]
 
 
 @every_name

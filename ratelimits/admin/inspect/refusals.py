@@ -14,7 +14,7 @@ from ratelimits.conf import conf
 from ratelimits.identity import Identity
 from ratelimits.models.ledger import moment, when
 from ratelimits.models.status.totals import DAY, QUARTER
-from ratelimits.recording.trace import refused_requests
+from ratelimits.recording import refused_requests
 from ratelimits.status.facts import before_first_drain
 from ratelimits.status.refusals import (
     MAX_REFUSALS,

@@ -19,7 +19,7 @@ from ratelimits.models.fields.scopes import split_scope
 from ratelimits.models.keys import KeyKind
 from ratelimits.models.ledger import moment
 from ratelimits.quota.standings import UNAVAILABLE
-from ratelimits.recording.trace import Trace, scopes_since
+from ratelimits.recording import Trace, scopes_since
 
 #: Number of keys that are listed.
 TOP = 20

@@ -16,6 +16,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from ratelimits import recording
 from ratelimits.admin.inspect.limits import duration
 from ratelimits.identity import Identity
 from ratelimits.models import (
@@ -35,7 +36,6 @@ from ratelimits.models import (
 from ratelimits.models.keys import key_name
 from ratelimits.models.status.totals import DAY, QUARTER
 from ratelimits.quota import access, checking
-from ratelimits.recording import trace
 from tests.support.engine.proxy import Proxy
 from tests.support.entry_points import Clock, away, begin_afresh, short_timeout
 from tests.support.rows import rule, unsaved
@@ -306,9 +306,11 @@ class TestRefusals:
         assert "Single requests are not recorded." in said
         who = Identity("user:1", None, "account:acme")
         at = now * 1_000_000
-        trace.write([(at - number, who, "search", "GET", {"requests": 1}, number < 11) for number in range(12)])
+        recording.write_rows(
+            [(at - number, who, "search", "GET", {"requests": 1}, number < 11) for number in range(12)]
+        )
         for other in (Identity("user:1", None, "account:beta"), Identity("user:1", "api_key:5", "account:acme")):
-            trace.write([(at, other, "elsewhere", "GET", {"requests": 1}, True)])
+            recording.write_rows([(at, other, "elsewhere", "GET", {"requests": 1}, True)])
         said = text(html(admin_client, "user:1", account="acme"))
         assert f"the newest (times in UTC): {time.strftime('%Y-%m-%d %H:%M:%S (search)', time.gmtime(now))}" in said
         assert said.count("(search)") == 10
@@ -330,7 +332,7 @@ class TestRefusals:
                 span=span, start=start // span * span, **total, denied_requests=denied, shadow_requests=0
             )
         who = Identity("user:1", None, "account:acme")
-        trace.write([((then + 11) * 1_000_000, who, "search", "GET", {"requests": 1}, True)])
+        recording.write_rows([((then + 11) * 1_000_000, who, "search", "GET", {"requests": 1}, True)])
         typed = time.strftime("%H:%M", time.gmtime(then))
         said = text(html(admin_client, "user:1", account="acme", at=typed))
         asked = said.partition("Refused at this time")[2].partition("Refused in the last 24 hours")[0]

@@ -12,6 +12,7 @@ import pytest
 from django.test import Client
 from django.utils import translation
 
+from ratelimits import recording
 from ratelimits.admin.rule_form.affected import affected
 from ratelimits.admin.rule_form.forms import RuleForm
 from ratelimits.admin.rule_form.recorded import replayed
@@ -21,8 +22,7 @@ from ratelimits.algorithms.limits import Limit
 from ratelimits.engine.decide import decide
 from ratelimits.identity import Identity
 from ratelimits.models import Account, Rule
-from ratelimits.recording import trace
-from ratelimits.recording.trace import Trace
+from ratelimits.recording import Trace
 from tests.admin.rule_form.test_affected import NOW, use, used
 from tests.admin.test_rules import RULES, text
 from tests.support.rows import rule, unsaved
@@ -101,8 +101,10 @@ def test_recorded_requests_are_decided_in_the_periods_of_their_accounts() -> Non
     Account.objects.create(identifier="a", billing_anchor=day_and_hour(begun - 86_400 * 15))
     moments = [begun - 120, begun - 60, begun, begun + 60]
     who = {name: Identity(f"user:{name}", account=f"account:{name}") for name in "ab"}
-    trace.write([(at * SECOND, who[name], "*", "GET", {"requests": 1}, False) for at in moments for name in "ab"])
-    rows: Trace = trace.newest((begun - 600) * SECOND, 100, {"*"})
+    recording.write_rows(
+        [(at * SECOND, who[name], "*", "GET", {"requests": 1}, False) for at in moments for name in "ab"]
+    )
+    rows: Trace = recording.newest((begun - 600) * SECOND, 100, {"*"})
     decided = replayed(unsaved("typed", **PER_PERIOD | {"capacity": 1}), rows)
     allowed = {name: [request.allowed for request in decided if request.key == f"account:{name}"] for name in "ab"}
     assert allowed == {"a": [True, False, False, False], "b": [True, False, True, False]}

@@ -13,11 +13,11 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from ratelimits import recording
 from ratelimits.admin.rule_form import recorded
 from ratelimits.identity import Identity
 from ratelimits.models import Access, KeyOverride, Plan, PlanMembership, RecordedRequest
 from ratelimits.quota.waiting import check_and_wait
-from ratelimits.recording import recorder, trace
 from tests.admin.test_rules import BUCKET, RULES, text
 from tests.support.rows import rule
 
@@ -46,7 +46,7 @@ def asked(
     """Write requests of a user, a second after each other, the first `ago` seconds ago. The first ones were refused."""
     identity, costs = Identity(f"user:{user}", **more.pop("keys", {})), {"requests": 1, **more}
     start = (int(time.time()) - ago) * SECOND
-    trace.write(
+    recording.write_rows(
         [(start + number * SECOND, identity, scope, method, costs, number < refused) for number in range(times)]
     )
 
@@ -139,13 +139,13 @@ def test_it_stands_beside_the_saved_rule(admin_client: Client) -> None:
 @pytest.mark.django_db(transaction=True)
 def test_a_rule_in_force_is_replayed_as_it_decided(admin_client: Client, settings: Any) -> None:
     on(settings, DENY_CACHE_SECONDS=0)
-    recorder.clear()
+    recording.clear()
     numbers = {"capacity": 3, "rate": "0.01", "period": 1}
     row = rule("burst", "token_bucket", key_kind="user", **numbers)
     allowed = [
         check_and_wait(Identity(f"user:{number % 3}"), "*", "GET", {"requests": 1}).allowed for number in range(20)
     ]
-    recorder.write()
+    recording.write()
     typed = {"algorithm": "token_bucket", **{name: str(value) for name, value in numbers.items()}}
     found = tried(admin_client, row, **typed)
     assert found["refused requests"] == (str(allowed.count(False)),) * 2

@@ -16,11 +16,11 @@ import pytest
 from django.core.management import call_command
 from django.db import OperationalError, connection
 
+from ratelimits import recording
 from ratelimits.identity import Identity
 from ratelimits.models import Access, RecordedRequest
 from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
 from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
-from ratelimits.recording import recorder, trace
 from ratelimits.tasks import compact
 from ratelimits.usage.retention import compact as compacting
 from tests.support import forked
@@ -28,16 +28,15 @@ from tests.support.rows import rule
 from tests.support.servers import TestServers
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
 WHO = Identity("user:1", "api_key:9", "account:acme", "ip:203.0.113.9")
 SECOND = 1_000_000
 
 
 @pytest.fixture(autouse=True)
 def _nothing_waits() -> Iterator[None]:
-    recorder.clear()
+    recording.clear()
     yield
-    recorder.clear()
+    recording.clear()
 
 
 def on(settings: Any, **more: Any) -> None:
@@ -46,7 +45,7 @@ def on(settings: Any, **more: Any) -> None:
 
 def record(account: str = "acme", requests: int = 1) -> None:
     for _ in range(requests):
-        recorder.record(Identity(account=f"account:{account}"), "*", "GET", {"requests": 1}, refused=False)
+        recording.record(Identity(account=f"account:{account}"), "*", "GET", {"requests": 1}, refused=False)
 
 
 def check(who: Identity, scope: str = "*", method: str = "", costs: Mapping[str, int] = ONE_REQUEST) -> Answer:
@@ -60,7 +59,7 @@ async def acheck(who: Identity) -> Answer:
 def test_nothing_is_recorded_unless_the_project_asks_for_it() -> None:
     check(WHO)
     asyncio.run(acheck(WHO))
-    recorder.write()
+    recording.write()
     assert not RecordedRequest.objects.exists()
 
 
@@ -70,7 +69,7 @@ def test_a_request_is_recorded_with_its_keys_and_costs(settings: Any) -> None:
     check(WHO, "search", "POST", costs)
     costs["tokens"] = 7  # the view's own mapping
     asyncio.run(acheck(Identity(address="ip:198.51.100.7")))
-    recorder.write()
+    recording.write()
     first, second = RecordedRequest.objects.order_by("pk")
     assert before <= first.at <= second.at <= time.time_ns() // 1000
     assert (first.user, first.api_key, first.account, first.address) == WHO[:4]
@@ -88,7 +87,7 @@ def test_a_request_is_recorded_as_refused_if_a_rule_a_repetition_or_a_block_refu
     assert not check(WHO).allowed
     assert not asyncio.run(acheck(WHO)).allowed
     assert check(Identity("user:2")).allowed
-    recorder.write()
+    recording.write()
     refused = RecordedRequest.objects.order_by("pk").values_list("refused", flat=True)
     assert list(refused) == [False, True, True, True, True, False]
 
@@ -97,10 +96,10 @@ def test_all_requests_of_an_account_are_recorded_or_none(settings: Any) -> None:
     on(settings, RECORD_SAMPLE=0.5)
     for number in range(200):
         record(f"number {number}", requests=3)
-        recorder.record(
+        recording.record(
             Identity(user=f"user:{number}", address="ip:203.0.113.9"), "*", "GET", {"requests": 1}, refused=False
         )
-    recorder.write()
+    recording.write()
     of_account = Counter(RecordedRequest.objects.exclude(account="").values_list("account", flat=True))
     assert set(of_account.values()) == {3}
     assert 70 < len(of_account) < 130
@@ -110,7 +109,7 @@ def test_all_requests_of_an_account_are_recorded_or_none(settings: Any) -> None:
 def test_text_that_a_database_cannot_store_is_recorded_under_its_ledger_name(settings: Any) -> None:
     on(settings)
     check(WHO, "a\0" + "b" * 400, "X" * 50, {"tokens": 1})
-    recorder.write()
+    recording.write()
     row = RecordedRequest.objects.get()
     assert len(row.scope) < 256
     assert "\0" not in row.scope
@@ -119,11 +118,11 @@ def test_text_that_a_database_cannot_store_is_recorded_under_its_ledger_name(set
 
 def test_requests_that_cannot_wait_are_counted(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     on(settings)
-    monkeypatch.setattr(recorder, "MAX_UNWRITTEN", 2)
+    monkeypatch.setattr(recording, "MAX_UNWRITTEN", 2)
     record(requests=7)
-    recorder.write()
+    recording.write()
     record()
-    recorder.write()
+    recording.write()
     assert list(RecordedRequest.objects.order_by("pk").values_list("left_out", flat=True)) == [5, 0, 0]
 
 
@@ -135,9 +134,9 @@ def test_requests_that_could_not_be_written_are_counted(settings: Any, monkeypat
         for requests in (3, 2):
             record(requests=requests)
             with pytest.raises(OperationalError):
-                recorder.write()
+                recording.write()
     record()
-    recorder.write()
+    recording.write()
     assert list(RecordedRequest.objects.values_list("left_out", flat=True)) == [5]
 
 
@@ -146,21 +145,21 @@ def test_requests_are_not_stored_and_counted_as_lost_too(settings: Any, monkeypa
     on(settings)
     record(requests=3)
     with monkeypatch.context() as patch:
-        patch.setattr(trace, "_trim", lambda using: _fail())
+        patch.setattr(recording, "_trim", lambda using: _fail())
         with pytest.raises(OperationalError):
-            recorder.write()
+            recording.write()
     record()
-    recorder.write()
+    recording.write()
     assert list(RecordedRequest.objects.values_list("left_out", flat=True)) == [3]
 
 
 def test_a_number_that_the_column_cannot_store_becomes_the_largest_one() -> None:
-    trace.write([(SECOND, WHO, "*", "GET", {"requests": 1}, False)], left_out=2**40)
+    recording.write_rows([(SECOND, WHO, "*", "GET", {"requests": 1}, False)], left_out=2**40)
     assert RecordedRequest.objects.get().left_out == 2**31 - 1
 
 
 def test_old_requests_are_deleted_also_if_the_ledger_cannot_be_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
-    trace.write([(SECOND, WHO, "*", "GET", {"requests": 1}, False)])
+    recording.write_rows([(SECOND, WHO, "*", "GET", {"requests": 1}, False)])
     monkeypatch.setattr(compacting, "compact", lambda progress: _fail())
     with pytest.raises(OperationalError):
         compact()
@@ -175,7 +174,7 @@ def test_the_oldest_rows_are_deleted_above_the_maximum(settings: Any) -> None:
     on(settings, RECORD_ROWS=10)
     for number in range(5):
         record(f"number {number}", requests=4)
-        recorder.write()
+        recording.write()
         assert RecordedRequest.objects.count() <= 10
     assert RecordedRequest.objects.order_by("pk").values_list("account", flat=True)[0] == "account:number 2"
 
@@ -185,14 +184,14 @@ def test_the_periodic_task_and_the_command_delete_old_rows(settings: Any, compac
     on(settings, RECORD_SECONDS=3_600)
     now = time.time_ns() // 1000
     ages = {"older": 3_700, "newer": 3_500}
-    trace.write(
+    recording.write_rows(
         [(now - age * SECOND, Identity(user=name), "*", "", {"requests": 1}, False) for name, age in ages.items()]
     )
     compacts()
     assert list(RecordedRequest.objects.values_list("user", flat=True)) == ["newer"]
     settings.RATELIMITS = {**settings.RATELIMITS, "RECORD_ROWS": 1}
-    trace.write([(now, WHO, "*", "", {"requests": 1}, False)])
-    assert trace.expire(time.time()) == 0
+    recording.write_rows([(now, WHO, "*", "", {"requests": 1}, False)])
+    assert recording.expire(time.time()) == 0
     assert RecordedRequest.objects.count() == 1
 
 
@@ -220,6 +219,6 @@ def test_a_forked_child_does_not_write_the_requests_of_its_parent(settings: Any)
     record()
     child = os.fork()
     if child == 0:
-        os._exit(len(recorder._unwritten))
+        os._exit(len(recording._unwritten))
     assert os.waitpid(child, 0)[1] == 0
-    assert len(recorder._unwritten) == 1
+    assert len(recording._unwritten) == 1
