@@ -184,7 +184,7 @@ FAULTS = (
     ),
     Fault(
         "rules of other scopes limit the API of the app itself",
-        "api/throttle.py",
+        "api/views.py",
         "api",
         "if rule.rule in rows and rows[rule.rule].scope == scope)",
         "if rule.rule in rows)",

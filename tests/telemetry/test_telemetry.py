@@ -28,7 +28,7 @@ from rest_framework.views import APIView
 
 from ratelimits import signals
 from ratelimits.algorithms.limits import FixedWindow
-from ratelimits.api.throttle import UnbilledThrottle
+from ratelimits.api.views import UnbilledThrottle
 from ratelimits.decorators import limited
 from ratelimits.engine import Limit
 from ratelimits.engine.transport.connection import NotReached
