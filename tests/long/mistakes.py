@@ -247,7 +247,7 @@ FAULTS = (
     ),
     Fault(
         "the rule for AnonRateThrottle limits signed-in users too",
-        "moving/throttles.py",
+        "moving/rates.py",
         "moving",
         '{"key_kind": "ip", "callers": "anonymous"}',
         '{"key_kind": "ip"}',

@@ -23,8 +23,7 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
 from ratelimits.models import Rule
-from ratelimits.moving.finding import Finding, with_names
-from ratelimits.moving.importing import plan
+from ratelimits.moving.rates import Finding, plan, with_names
 from ratelimits.throttling import AnonRateThrottle, UserRateThrottle
 from tests.support.rows import rule
 

@@ -11,7 +11,7 @@ from ratelimits.addresses.proxies import proxies
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.progress import shown
-from ratelimits.moving.importing import PlannedImport, plan, write
+from ratelimits.moving.rates import PlannedImport, plan, write
 
 _HEADINGS = ("FOUND", "WHERE", "BECOMES")
 
