@@ -12,6 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
+from ratelimits import unknown_names
 from ratelimits.conf import shown
 from ratelimits.identity import aidentify, identify
 from ratelimits.quota import finishing
@@ -30,7 +31,6 @@ from ratelimits.quota.answers.responses import (
 )
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
-from ratelimits.unknown_names import decorated
 from ratelimits.view_keys import AskedView, Key, awith_view_keys, check_key, with_view_keys
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -65,7 +65,7 @@ def limited(
     {"tokens": "field:max_tokens"}. A request with another cost gets 400.
     """
 
-    decorated.note(scope, cost, key)
+    unknown_names.note_decorator(scope, cost, key)
 
     def decorate(view: View) -> View:
         scope_name = scope_of(scope, view)

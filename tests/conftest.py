@@ -176,16 +176,15 @@ def _restored_language() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _empty_server(_steward: redis.Redis) -> None:
     """Give every test an empty server, and a process that has nothing left to send, and has decorated no function."""
-    from ratelimits import logs
+    from ratelimits import logs, unknown_names
     from ratelimits.engine import memory
     from ratelimits.engine.server import isolate
     from ratelimits.engine.transport.probing import prober
     from ratelimits.quota import checking, from_memory, meters
-    from ratelimits.unknown_names import decorated
 
     isolate("")  # a test that was rolled back had its own keys
     logs.forget()
-    decorated.forget()
+    unknown_names.forget_decorators()
     memory.forget()
     checking.breaker.succeeded()
     with prober._lock:

@@ -24,6 +24,7 @@ from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
+from ratelimits import unknown_names
 from ratelimits.decorators import limited
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import api_key_of
@@ -35,8 +36,7 @@ from ratelimits.row_files.reading import read
 from ratelimits.row_files.tables import TABLES
 from ratelimits.rules.grants import planned
 from ratelimits.throttling import QuotaThrottle
-from ratelimits.unknown_names import decorated, in_key, in_keys, in_row, in_rule
-from ratelimits.unknown_names.urlconf import ViewNames, named_by_views
+from ratelimits.unknown_names import ViewNames, in_key, in_keys, in_row, in_rule, named_by_views
 from tests.identity.conftest import Team
 from tests.support.rows import rule
 
@@ -173,10 +173,10 @@ def test_a_decorated_function_that_no_url_names_is_found(settings: Any) -> None:
     assert found.keys is not None
     assert {"header:X-Tenant", "arg:pk"} <= found.keys
     assert list(in_rule("pages", "pages-served", view_key="header:X-Tenant")) == []
-    size = len(decorated.all_given())
+    size = len(unknown_names.all_given())
     for _ in range(3):
         assert Page().serve(RequestFactory().get("/")).status_code == 200
-    assert len(decorated.all_given()) == size, "a request notes nothing"
+    assert len(unknown_names.all_given()) == size, "a request notes nothing"
     limited("any", cost=lambda request: 1)
     assert named(settings).meters is None
 

@@ -13,6 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 from django.utils.module_loading import import_string
 
+from ratelimits import unknown_names
 from ratelimits.checks import listed
 from ratelimits.checks.paths import views_below
 from ratelimits.conf import conf, shown
@@ -20,8 +21,7 @@ from ratelimits.middleware import QuotaMiddleware, paths_with_options
 from ratelimits.models import PeriodUsage, Rule
 from ratelimits.moving.views import FoundView, views
 from ratelimits.quota.answers.client_costs import check_bounds
-from ratelimits.unknown_names import decorated
-from ratelimits.unknown_names.urlconf import all_patterns, decorated_functions
+from ratelimits.unknown_names import all_patterns, decorated_functions
 from ratelimits.view_keys import check_key
 
 _THROTTLE = "ratelimits.throttling.QuotaThrottle"
@@ -289,7 +289,7 @@ def _reasons_to_decide() -> Iterator[str]:
     for view in _views():
         if _is_decorated(view) or any(_is_throttle(one, "QuotaThrottle") for one in _throttles(view)):
             yield f"the view {view.name}"
-    if decorated.all_given():
+    if unknown_names.all_given():
         yield "a function has the decorator `limited`"
 
 

@@ -18,7 +18,7 @@ from ratelimits.checks import listed
 from ratelimits.conf import conf
 from ratelimits.models import PlanInclusion, PlanPrice, Rule
 from ratelimits.quota.meters import MAX_FURTHER
-from ratelimits.unknown_names.urlconf import written_in_views
+from ratelimits.unknown_names import written_in_views
 
 #: Maximum number of names that a message lists.
 _MOST = 5

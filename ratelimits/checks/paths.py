@@ -17,7 +17,7 @@ from django.utils.functional import Promise
 
 from ratelimits.checks import listed
 from ratelimits.conf import conf
-from ratelimits.unknown_names.urlconf import all_patterns
+from ratelimits.unknown_names import all_patterns
 
 #: A path that only views for all paths have.
 _NOWHERE = "/ratelimits/no-such-path/"

@@ -15,11 +15,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
+from ratelimits import unknown_names
 from ratelimits.decorators import AnyCost, adecided, aended_if_it_fails, decided, ended_if_it_fails
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.answers.client_costs import Bounds, CostOutOfBounds, check_bounds
 from ratelimits.quota.answers.responses import arefusal, out_of_bounds, refusal, scope_of, view_name, with_headers
-from ratelimits.unknown_names import decorated
 from ratelimits.view_keys import Key, check_key
 
 Operation = TypeVar("Operation", bound=Callable[..., Any])
@@ -40,7 +40,7 @@ def limited(
     response as from a plain Django view. The answer is set as `request.quota`.
     """
 
-    decorated.note(scope, cost, key)
+    unknown_names.note_decorator(scope, cost, key)
 
     def decorate(operation: Operation) -> Operation:
         scope_name = scope_of(scope, operation)

@@ -289,7 +289,7 @@ FAULTS = (
     ),
     Fault(
         "a user without a row of an account is unknown as an account",
-        "unknown_names/__init__.py",
+        "unknown_names.py",
         "test_unknown_names.py",
         'accounts | accounts_without_rows(named["account"] - accounts)',
         "accounts",

@@ -19,7 +19,7 @@ from ninja.security import APIKeyHeader
 from ratelimits.ninja import limited
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.receipts import settle
-from ratelimits.unknown_names.urlconf import named_by_views
+from ratelimits.unknown_names import named_by_views
 from tests.support.below import SITE
 from tests.support.entry_points import begin_afresh, counted
 from tests.support.raw import RawRedis

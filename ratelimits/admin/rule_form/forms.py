@@ -20,7 +20,7 @@ from ratelimits.models.fields.numbers import typed_formfield
 from ratelimits.models.fields.rule_fields import PARAMETERS
 from ratelimits.models.rule_parts.coverage import Coverage
 from ratelimits.models.users import groups_field
-from ratelimits.unknown_names.urlconf import keys_of_views, written_in_views
+from ratelimits.unknown_names import keys_of_views, written_in_views
 
 #: The fields that say how a rule counts.
 COUNTING_FIELDS = ("algorithm", *PARAMETERS, "max_wait")

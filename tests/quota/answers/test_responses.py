@@ -27,7 +27,7 @@ from ratelimits.decorators import limited
 from ratelimits.quota import process_totals
 from ratelimits.quota.costs import MAX_METERS
 from ratelimits.throttling import QuotaThrottle
-from ratelimits.unknown_names.urlconf import named_by_views
+from ratelimits.unknown_names import named_by_views
 from tests.support.entry_points import begin_afresh, counted
 from tests.support.rows import rule
 
