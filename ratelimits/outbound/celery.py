@@ -20,7 +20,7 @@ from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.engine import Mode
 from ratelimits.engine.clock import clock
 from ratelimits.engine.program import Program
-from ratelimits.outbound import driving
+from ratelimits.outbound import waiting
 from ratelimits.outbound.deciding import Outbound, Turn, WaitTooLong, algorithm_from_rate
 from ratelimits.outbound.waiting import costs_by_meter
 from ratelimits.quota import finishing
@@ -79,7 +79,7 @@ class QuotaTask(Task):  # type: ignore[type-arg]
 
         Raise WaitTooLong if the limits can never grant a permit.
         """
-        turn = driving.run(self._outbound().ask(None))
+        turn = waiting.run(self._outbound().ask(None))
         if turn.decision is not None:
             try:
                 _check_limits(self.quota, turn.decision.program)

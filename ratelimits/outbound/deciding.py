@@ -1,7 +1,8 @@
 """Decide an outbound call: find its rules, and let the engine decide. Nothing waits here.
 
 The code is written once, for sync and async callers. The functions are generators that yield instructions, such as
-"read the rules" or "ask Redis". `ratelimits.outbound.driving` carries out each instruction and sends back its result.
+"read the rules" or "ask Redis". `run` and `arun` in `ratelimits.outbound.waiting` carry out each instruction, and send
+back its result.
 """
 
 from __future__ import annotations
