@@ -85,7 +85,7 @@ def fill(server: Server, rule: dict[str, Any], entries: int, costs: Callable[[in
     from ratelimits.engine import algorithm_from_json
     from ratelimits.engine.call import Op
     from ratelimits.engine.program import Term, program
-    from ratelimits.simulate.batch import CommandMaker, replay
+    from ratelimits.simulate.replay import CommandMaker, replay
 
     taken = sum(map(costs, range(entries)))
     terms = (Term(algorithm_from_json({**rule, "capacity": taken + taken // 2}), "limit", 0, 0),)

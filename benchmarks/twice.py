@@ -79,7 +79,7 @@ def _making() -> dict[str, Callable[[], object]]:
     from ratelimits.engine.command import Command
     from ratelimits.engine.keys import Keyspace
     from ratelimits.engine.program import Term, program
-    from ratelimits.simulate.batch import CommandMaker
+    from ratelimits.simulate.replay import CommandMaker
 
     keyspace = Keyspace("twice", 1)
     terms = program(tuple(Term(algorithm, name, 0, 0) for name, algorithm in ours.three_limits()))

@@ -18,12 +18,12 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from ratelimits.algorithms.limits import ALGORITHMS
 from ratelimits.background import Background
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.connection import Unavailable
 from ratelimits.engine.transport.wire import Wire
-from ratelimits.simulate.batch import forget
 
 #: A run is dead if its process has not renewed it for this number of seconds. It renews it every RENEW_SECONDS.
 KEEP_SECONDS, RENEW_SECONDS = 600.0, 60.0
@@ -143,6 +143,14 @@ def _end(client: Any, keyspace: Keyspace) -> None:
     # The list comes last but one: while it has the run, another process can go on if this one is killed.
     client.hdel(_list_of_runs(), keyspace.namespace)
     client.unlink(_alive(keyspace))
+
+
+def forget(server: Server, keys: Iterable[str]) -> None:
+    """Delete the states with these Redis keys, and the further Redis keys of their limits."""
+    endings = {"", *(ending for kind in ALGORITHMS.values() for ending in kind.storage.endings.values())}
+    deleted = sorted({key + ending for key in keys for ending in endings})
+    for start in range(0, len(deleted), 1000):
+        server.wire.client.unlink(*deleted[start : start + 1000])
 
 
 def _chunks(names: Iterable[str]) -> Iterator[list[str]]:

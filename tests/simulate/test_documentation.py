@@ -16,7 +16,8 @@ from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.wire import Wire
 from ratelimits.simulate import sandbox
-from ratelimits.simulate.batch import CommandMaker, forget, replay
+from ratelimits.simulate.replay import CommandMaker, replay
+from ratelimits.simulate.runs import forget
 from tests.simulate.pictures import chart, charts, pictures
 from tests.support.servers import TestServers
 

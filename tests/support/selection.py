@@ -172,7 +172,7 @@ BORDERS = (
     "quota/refusals",
     "reports",
     "rules",
-    "simulate/test_batch.py",
+    "simulate/test_replay.py",
     "usage",
     "without/test_projects.py::test_a_project_without_it_works[admin]",
 )
