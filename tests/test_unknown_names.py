@@ -32,8 +32,7 @@ from ratelimits.models import Access, Account, KeyOverride, Plan, PlanMembership
 from ratelimits.models.keys import spelled_key
 from ratelimits.moments import now
 from ratelimits.row_files.comparing import compare
-from ratelimits.row_files.reading import read
-from ratelimits.row_files.tables import TABLES
+from ratelimits.row_files.tables import TABLES, read
 from ratelimits.rules.grants import planned
 from ratelimits.throttling import QuotaThrottle
 from ratelimits.unknown_names import ViewNames, in_key, in_keys, in_row, in_rule, named_by_views

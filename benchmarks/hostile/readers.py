@@ -34,9 +34,8 @@ from ratelimits.naming import name_of
 from ratelimits.pricing import money, tiers
 from ratelimits.reports.exports.csv import _marked_as_text
 from ratelimits.reports.periods import month_window
-from ratelimits.row_files.cells import Cells
-from ratelimits.row_files.reading import read
-from ratelimits.row_files.tables import TABLES, PlansAndRules
+from ratelimits.row_files.comparing import Cells
+from ratelimits.row_files.tables import TABLES, PlansAndRules, read
 from ratelimits.simulate.lines import Reader as LineReader
 from ratelimits.simulate.lines import decode_json, json_lines, read_rules
 from ratelimits.status.keys import looks_secret, typed_key

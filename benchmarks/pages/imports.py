@@ -98,8 +98,7 @@ def step(options: argparse.Namespace) -> dict[str, Any]:
 
     from ratelimits.models import PlanMembership
     from ratelimits.row_files.importing import SeenEffect, effect_of_file, import_rows
-    from ratelimits.row_files.reading import read
-    from ratelimits.row_files.tables import TABLES
+    from ratelimits.row_files.tables import TABLES, read
 
     queries = 0
 

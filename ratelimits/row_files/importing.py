@@ -12,8 +12,7 @@ from django.db import transaction
 
 from ratelimits.models.versions import ConfigVersion, editing
 from ratelimits.row_files.comparing import ComparedLine, LineState, compare
-from ratelimits.row_files.reading import Source
-from ratelimits.row_files.tables import FileTable
+from ratelimits.row_files.tables import FileTable, Source
 
 #: A file is imported in portions of many lines. This function is called after each portion that changes rows, with the
 #: rows that were added and the rows that were changed.

@@ -16,8 +16,7 @@ from ratelimits.algorithms.limits import CalendarWindow
 from ratelimits.identity import Identity
 from ratelimits.models import Account, KeyOverride, Rule
 from ratelimits.row_files.importing import NotImportedError, SeenEffect, effect_of_file, import_rows
-from ratelimits.row_files.reading import read
-from ratelimits.row_files.tables import TABLES
+from ratelimits.row_files.tables import TABLES, read
 from tests.support.usage.traffic import at
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -29,8 +29,7 @@ from ratelimits.models.access import targets
 from ratelimits.models.fields.scopes import names_in
 from ratelimits.pricing import tiers
 from ratelimits.reports.verify import manifest, manifest_sections
-from ratelimits.row_files.reading import BadFileError, read
-from ratelimits.row_files.tables import TABLES
+from ratelimits.row_files.tables import TABLES, BadFileError, read
 from ratelimits.simulate.lines import Reader, decode_json, json_lines, read_rules
 from ratelimits.usage.packet import Unreadable, packet, unescaped, values
 from ratelimits.usage.retention import archive

@@ -27,8 +27,7 @@ from ratelimits.quota import checking
 from ratelimits.quota.operating import NO_ACCOUNT, identity_of, reset
 from ratelimits.reports.exports import FORMATS
 from ratelimits.row_files.comparing import LineState
-from ratelimits.row_files.reading import read
-from ratelimits.row_files.tables import TABLES, lines
+from ratelimits.row_files.tables import TABLES, lines, read
 from ratelimits.status.keys import known_keys
 from tests.identity.conftest import Team, request
 from tests.row_files.test_importing import imported

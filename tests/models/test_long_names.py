@@ -38,8 +38,7 @@ from ratelimits.quota import checking
 from ratelimits.quota.operating import reset
 from ratelimits.reports.exports import FORMATS
 from ratelimits.row_files.comparing import LineState
-from ratelimits.row_files.reading import read
-from ratelimits.row_files.tables import TABLES, lines
+from ratelimits.row_files.tables import TABLES, lines, read
 from ratelimits.rules.grants import grant
 from tests.row_files.test_importing import imported
 from tests.support.entry_points import begin_afresh

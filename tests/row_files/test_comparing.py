@@ -18,8 +18,7 @@ from ratelimits.models import Account, KeyOverride, Plan, PlanMembership
 from ratelimits.models.fields.validity import overlapping, overlaps
 from ratelimits.row_files import comparing
 from ratelimits.row_files.comparing import ComparedLine, LineState, compare
-from ratelimits.row_files.reading import MAX_LINES, BadFileError, read
-from ratelimits.row_files.tables import TABLES, lines
+from ratelimits.row_files.tables import MAX_LINES, TABLES, BadFileError, lines, read
 from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db

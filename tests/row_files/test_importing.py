@@ -21,8 +21,7 @@ from ratelimits.row_files.importing import (
     effect_of_file,
     import_rows,
 )
-from ratelimits.row_files.reading import Source, read
-from ratelimits.row_files.tables import TABLES
+from ratelimits.row_files.tables import TABLES, Source, read
 from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db

@@ -37,7 +37,7 @@ from ratelimits.row_files.importing import (
     effect_of_file,
     import_rows,
 )
-from ratelimits.row_files.reading import MAX_BYTES, MAX_LINES, BadFileError, Source, read, too_large
+from ratelimits.row_files.tables import MAX_BYTES, MAX_LINES, BadFileError, Source, read, too_large
 
 if TYPE_CHECKING:
     _Base = AuditedAdmin
