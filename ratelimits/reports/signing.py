@@ -118,6 +118,19 @@ def own_columns(report: Report) -> list[Any]:
     ]
 
 
+def name_of(report: Report) -> str:
+    """Return the name of a version of a report in manifests, such as "gezdgnbvgy3tqojq.20261101T000000Z v1"."""
+    return f"{report_id(report.customer_id, report.period_start)} v{report.version}"
+
+
+def beginnings(reports: Iterable[Report]) -> dict[str, list[Any]]:
+    """Return what the digest of each report begins with, its salt and its other own columns, by `name_of`.
+
+    Whoever has these values and the lines of a report can make the digest again, without the database.
+    """
+    return {name_of(report): own_columns(report) for report in reports}
+
+
 class Digest:
     """Computes the digest of a report. Add its lines in their order."""
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -8,7 +9,7 @@ from time import time_ns
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db.models import Sum
+from django.db.models import QuerySet, Sum
 
 from ratelimits.algorithms.billing_periods import month_of, period_name
 from ratelimits.conf import conf
@@ -18,8 +19,9 @@ from ratelimits.management.plurals import is_or_are, plural
 from ratelimits.management.progress import shown
 from ratelimits.management.table import table
 from ratelimits.models import Report
-from ratelimits.models.accounts.named import named_now
+from ratelimits.models.accounts.named import NamedCustomer, named_now
 from ratelimits.models.keys import canonical_account
+from ratelimits.reports import signing
 from ratelimits.reports.amounts import UnreadableError
 from ratelimits.reports.closing.labelled import with_open_periods, with_untallied
 from ratelimits.reports.closing.open_periods import open_periods
@@ -47,6 +49,7 @@ class Command(ExplainedCommand):
         "--period 2026-11",
         "--period 2026-11 --account acme --format json",
         "--period 2026-11 --output november.xlsx",
+        "--period 2026-11 --final-only --output november.amounts.json --salts november.salts.json",
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -74,6 +77,13 @@ class Command(ExplainedCommand):
             "--final-only",
             action="store_true",
             help="leave out periods that are not finalised yet (their numbers may change)",
+        )
+
+        parser.add_argument(
+            "--salts",
+            metavar="FILE",
+            help="also write to this file what whoever gets a file with the format json-amounts needs to check it"
+            " against a manifest, without the database",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -118,14 +128,17 @@ class Command(ExplainedCommand):
             if printed:
                 raise
             raise CommandError(f"{output} could not be written: {error.strerror or error}") from error
+        if options["salts"] is not None:
+            _save_salts(month, account, options["salts"])
         if counts[PROVISIONAL]:
             self.stderr.write(_notice(counts, final_only=options["final_only"]))
-            for sentence in _not_final(month, account):
-                self.stderr.write(sentence)
-        self._print_unstated(month, account)
+        self._print_what_lacks(month, account, provisional=bool(counts[PROVISIONAL]))
         self.inform(completeness(conf.DATABASE))
 
-    def _print_unstated(self, month: str, account: str | None) -> None:
+    def _print_what_lacks(self, month: str, account: str | None, *, provisional: bool) -> None:
+        """Print which periods are not final, if the file has `provisional` reports, and which requests it lacks."""
+        for sentence in _not_final(month, account) if provisional else ():
+            self.stderr.write(sentence)
         for found in unstated(conf.DATABASE, month, account):
             self.stderr.write(found.sentence)
 
@@ -208,7 +221,7 @@ def _format(name: str | None, output: str | None) -> Format:
     return FORMATS[name]
 
 
-def _save(chunks: Iterator[bytes], path: Path) -> None:
+def _save(chunks: Iterable[bytes], path: Path) -> None:
     temporary = path.with_name(f"{path.name}.part")
     try:
         with temporary.open("wb") as file:
@@ -221,12 +234,30 @@ def _save(chunks: Iterator[bytes], path: Path) -> None:
         raise
 
 
+def _save_salts(month: str, account: str | None, output: str) -> None:
+    """Write the salts and the other own columns of a month's reports, for people who check a file of the month."""
+    reports = _reports(month, _customer(account)).order_by("account", "customer_id", "period_start", "version")
+    text = json.dumps(signing.beginnings(reports.iterator()))
+    try:
+        _save([f"{text}\n".encode()], Path(output))
+    except OSError as error:
+        raise CommandError(f"{output} could not be written: {error.strerror or error}") from error
+
+
+def _customer(account: str | None) -> NamedCustomer | None:
+    return None if account is None else named_now(conf.DATABASE, [account])[account]
+
+
+def _reports(month: str, customer: NamedCustomer | None) -> QuerySet[Report]:
+    """Return the finalised reports of a month, in all versions; those of one customer if it is given."""
+    filters = {} if customer is None else {"customer": customer.token}
+    return Report.objects.using(conf.DATABASE).filter(**filters, label=month)
+
+
 def _line_count(month: str, account: str | None) -> int | None:
     """Return the number of lines, for the progress. Return None if some usage is on no report yet."""
-    customer = None if account is None else named_now(conf.DATABASE, [account])[account]
+    customer = _customer(account)
     if with_open_periods(conf.DATABASE, month, customer) or with_untallied(conf.DATABASE, *span_of(month), customer):
         return None
-    filters = {} if customer is None else {"customer": customer.token}
-    reports = Report.objects.using(conf.DATABASE).filter(**filters, label=month)
-    lines: int | None = reports.aggregate(lines=Sum("line_count"))["lines"]
+    lines: int | None = _reports(month, customer).aggregate(lines=Sum("line_count"))["lines"]
     return lines

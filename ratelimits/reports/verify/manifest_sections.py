@@ -33,7 +33,7 @@ from ratelimits.progress import Progress
 from ratelimits.reports.build import CHUNK
 from ratelimits.reports.closing.labelled import adjustments_of
 from ratelimits.reports.periods import SECOND, iso, month_window
-from ratelimits.reports.rows import report_id
+from ratelimits.reports.signing import name_of
 from ratelimits.usage.process_totals import FOLDED
 from ratelimits.usage.retention.archive import day_of
 
@@ -125,7 +125,7 @@ def reports(using: str, month: str, progress: Progress | None = None) -> Iterato
         totals.setdefault(report, {})[meter] = counts
     for row in listed:
         yield (
-            _name(row),
+            name_of(row),
             {
                 "digest": row.digest,
                 "lines": row.line_count,
@@ -135,10 +135,6 @@ def reports(using: str, month: str, progress: Progress | None = None) -> Iterato
                 **({"amounts": row.amounts} if row.amounts else {}),
             },
         )
-
-
-def _name(report: Report) -> str:
-    return f"{report_id(report.customer_id, report.period_start)} v{report.version}"
 
 
 def deliveries(
@@ -170,7 +166,7 @@ def deliveries(
         for _report, receiver, *values in deliveries:
             if receiver in digests:
                 digests[receiver].append(delivery_digest(columns, values))
-        name = _name(pushed_reports[0].report)
+        name = name_of(pushed_reports[0].report)
         for receiver, of_rows in sorted(digests.items()):
             joined = "".join(erased.first_digests(using, of_rows))
             yield f"{name} to {receiver}", hashlib.sha256(joined.encode()).hexdigest()
