@@ -31,6 +31,7 @@ from ratelimits.reports.exports.download import ReportDownload, file_stem
 from ratelimits.reports.rows import FINAL
 from ratelimits.reports.statements import columns_of, newest_columns, statement, statements, versions
 from ratelimits.reports.statements.charges import lines_for
+from ratelimits.reports.statements.gained import Gain, gains
 from ratelimits.reports.statements.unstated import Unstated, unstated
 
 if TYPE_CHECKING:
@@ -92,8 +93,8 @@ class ReportDownloads(_Base):
         """Return the usage of all billing periods of a month, as a file.
 
         `?period=` is the month, and `?format=` is the format. `?final=1` leaves out periods that are not finalised yet.
-        If the file would lack periods, or requests that were not counted, messages first name them and say why. With
-        `?lacking=1`, return the file.
+        If the file would lack periods, or requests that were not counted, messages first name them and say why. They
+        also name earlier months whose files have gained reports. With `?lacking=1`, return the file.
         """
         if not self.has_view_permission(request):
             raise PermissionDenied
@@ -118,12 +119,13 @@ class ReportDownloads(_Base):
     def _says_what_lacks(self, request: HttpRequest, month: str) -> bool:
         """Name what a file of a month lacks, and why: requests that no report states, and periods that are not final.
 
-        Return whether there is something.
+        Also name earlier months whose files have gained reports. Return whether there is something.
         """
         is_final = bool(request.GET.get("final"))
         lacking = list(islice(open_periods(month=month), _MAX_NAMED + 1)) if is_final else []
         not_stated = list(unstated(conf.DATABASE, month))
-        if not lacking and not not_stated:
+        gained = list(gains(conf.DATABASE, month))
+        if not lacking and not not_stated and not gained:
             return False
         for found in not_stated:
             self.message_user(request, _unstated_text(found), messages.WARNING)
@@ -131,6 +133,8 @@ class ReportDownloads(_Base):
             text = _("The file lacks %(account)s, %(period)s: %(why)s.")
             values = {"account": period.account or _("anonymous"), "period": month_text(month), "why": period.why}
             self.message_user(request, text % values, messages.WARNING)
+        for gain in gained:
+            self.message_user(request, _gain_text(gain, month), messages.WARNING)
         links = [
             (
                 reverse(f"{self.admin_site.name}:ratelimits_report_download_month"),
@@ -147,6 +151,20 @@ class ReportDownloads(_Base):
             links.append((url, urlencode({"month": month}), all_of_month))
         self.message_user(request, format_html_join(" · ", '<a href="{}?{}">{}</a>', links), messages.WARNING)
         return True
+
+
+def _gain_text(gain: Gain, month: str) -> str:
+    text = _(
+        "Since %(since)s began (UTC), the file of %(month)s has gained reports (corrections: %(corrections)s; late"
+        " first reports: %(first)s). The newest was made at %(newest)s. If your file is older, download it again."
+    )
+    return text % {
+        "since": month_text(month),
+        "month": month_text(gain.month),
+        "corrections": f"{gain.corrections:,}",
+        "first": f"{gain.late_first_reports:,}",
+        "newest": f"{moments.local(gain.newest):%Y-%m-%d %H:%M:%S %Z}",
+    }
 
 
 def _unstated_text(found: Unstated) -> str:

@@ -1019,7 +1019,7 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'reports',
                 'ordering': ['-period_start', 'account', '-version'],
                 'permissions': [('finalise', 'Can finalise periods, and close one by force')],
-                'indexes': [models.Index(fields=['-period_start', 'account', '-version'], name='ratelimits_report_list'), models.Index(fields=['label', 'account'], name='ratelimits_report_label')],
+                'indexes': [models.Index(fields=['-period_start', 'account', '-version'], name='ratelimits_report_list'), models.Index(fields=['label', 'account'], name='ratelimits_report_label'), models.Index(fields=['finalised_at'], name='ratelimits_report_made')],
                 'constraints': [models.UniqueConstraint(fields=('customer', 'period_start', 'version'), name='ratelimits_report_version')],
             },
         ),

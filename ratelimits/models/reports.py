@@ -147,6 +147,7 @@ class Report(models.Model):
         indexes = [
             models.Index(fields=["-period_start", "account", "-version"], name="ratelimits_report_list"),
             models.Index(fields=["label", "account"], name="ratelimits_report_label"),
+            models.Index(fields=["finalised_at"], name="ratelimits_report_made"),
         ]
 
     def __str__(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ratelimits.conf import conf
+from ratelimits.management.gains import gain_sentences
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import is_or_are, plural
 from ratelimits.management.progress import shown
@@ -50,6 +51,8 @@ class Command(ExplainedCommand):
                 " accepted by a billing system nor billed in another way: push or settle all deliveries, then write"
                 " another manifest (see ratelimits_push --status)."
             )
+        for sentence in gain_sentences(options["month"], "file and the manifest"):
+            self.stderr.write(sentence)
         text = json.dumps(manifest, indent=1, sort_keys=True)
         path: Path | None = options["output"]
         if path is None:

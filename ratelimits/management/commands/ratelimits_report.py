@@ -14,6 +14,7 @@ from django.db.models import QuerySet, Sum
 from ratelimits.algorithms.billing_periods import month_of, period_name
 from ratelimits.conf import conf
 from ratelimits.management.accounts import chosen_account
+from ratelimits.management.gains import gain_sentences
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import is_or_are, plural
 from ratelimits.management.progress import shown
@@ -78,7 +79,6 @@ class Command(ExplainedCommand):
             action="store_true",
             help="leave out periods that are not finalised yet (their numbers may change)",
         )
-
         parser.add_argument(
             "--salts",
             metavar="FILE",
@@ -136,11 +136,16 @@ class Command(ExplainedCommand):
         self.inform(completeness(conf.DATABASE))
 
     def _print_what_lacks(self, month: str, account: str | None, *, provisional: bool) -> None:
-        """Print which periods are not final, if the file has `provisional` reports, and which requests it lacks."""
+        """Print which periods are not final, if the file has `provisional` reports, and which requests it lacks.
+
+        Also print which files of earlier months lack reports that were made later.
+        """
         for sentence in _not_final(month, account) if provisional else ():
             self.stderr.write(sentence)
         for found in unstated(conf.DATABASE, month, account):
             self.stderr.write(found.sentence)
+        for sentence in gain_sentences(month, "file", account):
+            self.stderr.write(sentence)
 
     def _print_table(self, lines: Iterable[Row]) -> None:
         for line in table(_HEADERS, map(_cells, lines), self.style.MIGRATE_HEADING):
