@@ -1080,7 +1080,7 @@ class Migration(migrations.Migration):
                 ('meter', models.CharField(default='requests', max_length=255, verbose_name='meter')),
                 ('key', models.CharField(blank=True, help_text='Leave it empty for the account as a whole.', max_length=255, verbose_name='key')),
                 ('quantity', models.BigIntegerField(help_text='Units to add. A number below 0 subtracts units.', verbose_name='quantity')),
-                ('corrects_line_id', models.CharField(blank=True, max_length=32, verbose_name='corrects line')),
+                ('corrects_line_id', models.CharField(blank=True, help_text='The line_id of a line of the report. Leave it empty if the adjustment is about the period as a whole.', max_length=32, verbose_name='corrects line')),
                 ('reason', models.CharField(max_length=300, verbose_name='reason')),
                 ('created_at', ratelimits.moments.columns.UTCDateTimeField(auto_now_add=True, verbose_name='created at')),
                 ('approval', models.CharField(choices=[('unasked', 'not asked for'), ('waiting', 'waiting'), ('approved', 'approved'), ('refused', 'refused')], default=ratelimits.models.adjustments.initial_approval, editable=False, max_length=10, verbose_name='approval')),

@@ -71,7 +71,14 @@ class Adjustment(models.Model):
         _("key"), max_length=LONGEST_NAME, blank=True, help_text=_("Leave it empty for the account as a whole.")
     )
     quantity = models.BigIntegerField(_("quantity"), help_text=_("Units to add. A number below 0 subtracts units."))
-    corrects_line_id = models.CharField(_("corrects line"), max_length=32, blank=True)
+    corrects_line_id = models.CharField(
+        _("corrects line"),
+        max_length=32,
+        blank=True,
+        help_text=_(
+            "The line_id of a line of the report. Leave it empty if the adjustment is about the period as a whole."
+        ),
+    )
     reason = models.CharField(_("reason"), max_length=300)
     author = models.ForeignKey(
         settings.AUTH_USER_MODEL,

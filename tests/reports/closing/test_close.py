@@ -36,7 +36,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 LATE_TO_NEXT_PERIOD = {**PLAIN, "LATE_USAGE": "period"}
 
 
-def adjust(quantity: int, period: str = "2026-10-01") -> Adjustment:
+def adjust(quantity: int, period: str = "2026-10-01", **about: str) -> Adjustment:
     author, _created = get_user_model().objects.get_or_create(username="finance")
     return Adjustment.objects.create(
         account="acme",
@@ -44,6 +44,7 @@ def adjust(quantity: int, period: str = "2026-10-01") -> Adjustment:
         quantity=quantity,
         reason="double charge",
         author=author,
+        **about,
     )
 
 
@@ -122,6 +123,22 @@ def test_late_usage_of_a_closed_period_is_a_further_version_that_names_what_it_c
     assert (new.consumed_quantity, new.charge_class, new.corrects_line_id) == (7, "correction", "")
     assert close("2026-11-04") == []
     assert ReportLine.objects.filter(report=first).count() == 1
+
+
+def test_corrections_name_lines_of_the_first_version_or_none() -> None:
+    """See the table of docs/billing/corrections.md."""
+    acme = account()
+    spend(acme, "2026-10-15", 10)
+    (first,) = close("2026-11-02")
+    spend(acme, "2026-10-16", 7, key="api_key:new")
+    close("2026-11-03")
+    spend(acme, "2026-10-17", 1, key="api_key:new")
+    adjust(-1)
+    adjust(-2, corrects_line_id=first.lines.get().line_id)
+    (third,) = close("2026-11-04")
+    found = third.lines.order_by("consumed_quantity").values_list("consumed_quantity", "corrects_line_id")
+    assert [*found] == [(-2, first.lines.get().line_id), (-1, ""), (1, "")]
+    assert {*third.lines.values_list("charge_class", flat=True)} == {"correction"}
 
 
 def test_late_usage_waits_for_no_report_of_a_period_that_ends_without_usage() -> None:
