@@ -21,10 +21,16 @@ from ratelimits.reports.exports.workbook import LINE_HEIGHT, SheetColumn, SheetT
 from ratelimits.reports.rows import COLUMNS, TABLE, VERSION, Charge, Row, columns, names
 
 _WITH_AMOUNTS = [Column(ColumnKind.DECIMAL, meaning="", name=name) for name in ("unit_price", "amount", "report_total")]
+#: The widths of columns with texts that no row of a report has.
+_WIDTHS = {"account_name": 24, "customer": 20}
 #: The columns by name. A column that is not here contains texts.
 _COLUMNS_BY_NAME = {
     column.name: column
-    for column in (*TABLE, *_WITH_AMOUNTS, Column(ColumnKind.TEXT, meaning="", name="account_name", width=24))
+    for column in (
+        *TABLE,
+        *_WITH_AMOUNTS,
+        *(Column(ColumnKind.TEXT, meaning="", name=name, width=width) for name, width in _WIDTHS.items()),
+    )
 }
 #: How many characters of a text about gaps fit on one line.
 _GAP_WIDTH = (_COLUMNS_BY_NAME["durability_gap"].width or 0) - 6  # less 6, because characters differ in width
@@ -36,12 +42,12 @@ _ON_EVERY_PAGE = COLUMNS.index("key")
 #: account owes, or the rows of all accounts. A filter on this column shows only totals that can be added up.
 _ROW_KIND = "row"
 _METER, _ROUNDING, _ACCOUNT, _ALL = "meter", "rounding", "account", "all accounts"
-#: Columns by which totals are grouped.
-_SUBJECT = ("account", "status", "meter", "unit")
+#: Columns by which totals are grouped. `customer` is the token: two customers can have the same account.
+_SUBJECT = ("account", "customer", "status", "meter", "unit")
 #: Columns that are summed up in the totals.
 _SUMMED = ("consumed_quantity", "included_quantity", "overage_quantity", "refunded_quantity")
 #: Columns by which totals are grouped in files with amounts.
-_SUBJECT_WITH_AMOUNTS = ("account", "account_name", "status", "meter", "currency")
+_SUBJECT_WITH_AMOUNTS = ("account", "customer", "account_name", "status", "meter", "currency")
 #: Returns a row's values in the columns `_SUMMED`.
 _summed = attrgetter(*_SUMMED)
 
@@ -99,7 +105,7 @@ def _owed(charges: Iterable[Charge], report: SheetTable) -> Iterator[list[str]]:
     end there is a row for all customers, for each currency. Only one customer is in memory at a time.
     """
     of_all = dict[tuple[str, str], Decimal]()
-    for _customer, group in groupby(charges, key=lambda charge: _customer_of(charge.row)):
+    for customer, group in groupby(charges, key=lambda charge: _customer_of(charge.row)):
         account, sums = "", dict[tuple[str, ...], Decimal]()
         for charge in group:
             row = charge.row
@@ -111,9 +117,9 @@ def _owed(charges: Iterable[Charge], report: SheetTable) -> Iterator[list[str]]:
                 [*_values(row, len(report.columns) - len(MONEY)), *money(charge)],
                 _height(row.durability_gap) if len(row.durability_gap) > _GAP_WIDTH else None,
             )
-        yield from _owed_by(account, sums, of_all)
+        yield from _owed_by((account, customer), sums, of_all)
     for (status, currency), amount in sorted(of_all.items()):
-        yield [_ALL, "", "", status, "", currency, written(amount)]
+        yield [_ALL, "", "", "", status, "", currency, written(amount)]
 
 
 def _customer_of(row: Row) -> str:
@@ -122,17 +128,20 @@ def _customer_of(row: Row) -> str:
 
 
 def _owed_by(
-    account: str, sums: Mapping[tuple[str, ...], Decimal], of_all: dict[tuple[str, str], Decimal]
+    payer: tuple[str, str], sums: Mapping[tuple[str, ...], Decimal], of_all: dict[tuple[str, str], Decimal]
 ) -> Iterator[list[str]]:
-    """Yield the rows of one customer, and add what it owes to the totals of all customers."""
+    """Yield the rows of one customer, and add what it owes to the totals of all customers.
+
+    `payer` is the account and the token of the customer.
+    """
     owed = dict[tuple[str, str], tuple[str, Decimal]]()
     for subject, amount in sorted(sums.items()):
         name, status, meter, currency = subject
-        yield [_METER if meter else _ROUNDING, account, *subject, written(amount)]
+        yield [_METER if meter else _ROUNDING, *payer, *subject, written(amount)]
         _name, before = owed.get((status, currency), ("", ZERO))
         owed[status, currency] = name, plus(before, amount)
     for (status, currency), (name, amount) in owed.items():
-        yield [_ACCOUNT, account, name, status, "", currency, written(amount)]
+        yield [_ACCOUNT, *payer, name, status, "", currency, written(amount)]
         of_all[status, currency] = plus(of_all.get((status, currency), ZERO), amount)
 
 
@@ -143,7 +152,7 @@ def _totals(rows: Iterable[Row], report: SheetTable) -> Iterator[list[object]]:
     is in memory at a time.
     """
     of_all = dict[tuple[str, ...], list[int]]()
-    for _customer, group in groupby(rows, key=_customer_of):
+    for customer, group in groupby(rows, key=_customer_of):
         account, sums = "", dict[tuple[str, ...], list[int]]()
         for row in group:
             account = row.account  # that of the newest version
@@ -155,8 +164,8 @@ def _totals(rows: Iterable[Row], report: SheetTable) -> Iterator[list[object]]:
                 _values(row, len(report.columns)),
                 _height(row.durability_gap) if len(row.durability_gap) > _GAP_WIDTH else None,
             )
-        yield from ([_METER, account, *subject, *added] for subject, added in sorted(sums.items()))
-    yield from ([_ALL, "", *subject, *added] for subject, added in sorted(of_all.items()))
+        yield from ([_METER, account, customer, *subject, *added] for subject, added in sorted(sums.items()))
+    yield from ([_ALL, "", "", *subject, *added] for subject, added in sorted(of_all.items()))
 
 
 def _values(row: Row, count: int) -> Sequence[object]:

@@ -78,14 +78,14 @@ def test_a_workbook_says_what_each_account_owes_in_numbers() -> None:
     amounts = [row[-2] for row in lines[1:] if row[-2] is not None]
     assert sum(map(Decimal, map(str, amounts))) == Decimal(report.amounts["total"]["EUR"])
     header, *totals = book["Totals"].iter_rows(values_only=True)
-    assert header == ("row", "account", "account_name", "status", "meter", "currency", "amount")
-    assert {row[1:4] for row in totals[:-1]} == {("acme", "Acme Ltd.", "final")}
+    assert header == ("row", "account", "customer", "account_name", "status", "meter", "currency", "amount")
+    assert {row[1:5] for row in totals[:-1]} == {("acme", report.customer_id, "Acme Ltd.", "final")}
     assert [row[0] for row in totals] == ["rounding", *["meter"] * 3, "account", "all accounts"]
     # What the account owes is said, and each kind of rows adds up to it.
     owed = float(report.amounts["total"]["EUR"])
     assert totals[-2:] == [
-        ("account", "acme", "Acme Ltd.", "final", None, "EUR", owed),
-        ("all accounts", None, None, "final", None, "EUR", owed),
+        ("account", "acme", report.customer_id, "Acme Ltd.", "final", None, "EUR", owed),
+        ("all accounts", None, None, None, "final", None, "EUR", owed),
     ]
     parts = [row for row in totals if row[0] in ("rounding", "meter")]
     assert sum(Decimal(str(row[-1])) for row in parts) == Decimal(report.amounts["total"]["EUR"])
@@ -108,10 +108,10 @@ def test_the_totals_of_a_month_have_a_total_of_each_currency() -> None:
         book = openpyxl.load_workbook(io.BytesIO(b"".join(form.stream(lines_for(form, found)))))
         _header, *totals = book["Totals"].iter_rows(values_only=True)
         of_accounts: Counter[tuple[str, str]] = Counter()
-        for kind, _account, _name, status, _meter, currency, amount in totals:
+        for kind, _account, _token, _name, status, _meter, currency, amount in totals:
             if kind == "account":
                 of_accounts[status, currency] += round(Decimal(str(amount)) * 100)
-        last = {(row[3], row[5]): round(Decimal(str(row[-1])) * 100) for row in totals if row[0] == "all accounts"}
+        last = {(row[4], row[6]): round(Decimal(str(row[-1])) * 100) for row in totals if row[0] == "all accounts"}
         assert last == dict(of_accounts)
         assert last.keys() == ({("final", "EUR"), ("final", "JPY")} if month == "2026-10" else {("provisional", "EUR")})
 

@@ -132,6 +132,10 @@ def totals(*found: Row) -> list[tuple[Any, ...]]:
     return [row for sheet in sheets for row in sheet.iter_rows(values_only=True)]
 
 
+#: The token of the customer of `ROW`.
+TOKEN = ROW.report_id.partition(".")[0]
+
+
 def of(account: str, row: Row = ROW) -> Row:
     """Return a row of another customer, with this account."""
     return row._replace(account=account, report_id=f"{account}.20261101T000000Z")
@@ -147,24 +151,33 @@ def test_the_second_sheet_has_the_totals_of_each_account_by_meter() -> None:
         ROW._replace(status=PROVISIONAL),
         of("zoë"),
     )
-    names = ("account", "status", "meter", "unit")
+    names = ("account", "customer", "status", "meter", "unit")
     quantities = ("consumed_quantity", "included_quantity", "overage_quantity", "refunded_quantity")
     assert header == ("row", *names, *quantities)
     assert lines == [
-        ("meter", "Acme", "final", "requests", "requests", 8, 5, 3, 0),
-        ("meter", "acme", "final", "requests", "requests", 5, 2, 2, 1),
-        ("meter", "acme", "final", "tokens", "tokens", 8, 5, 3, 0),
-        ("meter", "acme", "provisional", "requests", "requests", 8, 5, 3, 0),
-        ("meter", "zoë", "final", "requests", "requests", 8, 5, 3, 0),
-        ("all accounts", None, "final", "requests", "requests", 21, 12, 8, 1),
-        ("all accounts", None, "final", "tokens", "tokens", 8, 5, 3, 0),
-        ("all accounts", None, "provisional", "requests", "requests", 8, 5, 3, 0),
+        ("meter", "Acme", "Acme", "final", "requests", "requests", 8, 5, 3, 0),
+        ("meter", "acme", TOKEN, "final", "requests", "requests", 5, 2, 2, 1),
+        ("meter", "acme", TOKEN, "final", "tokens", "tokens", 8, 5, 3, 0),
+        ("meter", "acme", TOKEN, "provisional", "requests", "requests", 8, 5, 3, 0),
+        ("meter", "zoë", "zoë", "final", "requests", "requests", 8, 5, 3, 0),
+        ("all accounts", None, None, "final", "requests", "requests", 21, 12, 8, 1),
+        ("all accounts", None, None, "final", "tokens", "tokens", 8, 5, 3, 0),
+        ("all accounts", None, None, "provisional", "requests", "requests", 8, 5, 3, 0),
+    ]
+
+
+def test_totals_of_two_customers_of_one_account_have_their_tokens() -> None:
+    other = ROW._replace(report_id="other.20261101T000000Z")
+    assert [row[:3] for row in totals(ROW, other)[1:]] == [
+        ("meter", "acme", TOKEN),
+        ("meter", "acme", "other"),
+        ("all accounts", None, None),
     ]
 
 
 def test_a_total_keeps_every_digit_and_its_account_is_no_formula() -> None:
     large = ROW._replace(account="=1+1", consumed_quantity=10**15 - 1)
-    assert totals(large, large)[1][1:6] == ("=1+1", "final", "requests", "requests", str(2 * 10**15 - 2))
+    assert totals(large, large)[1][1:7] == ("=1+1", TOKEN, "final", "requests", "requests", str(2 * 10**15 - 2))
 
 
 def test_totals_that_a_sheet_has_no_room_for_go_on_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
