@@ -11,21 +11,32 @@ from typing import Any, NamedTuple
 
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from ratelimits.models import Report
 from ratelimits.models.ledger import moment
 from ratelimits.pricing.money import ZERO, plus, written
 from ratelimits.pricing.prices import NO_UNITS
-from ratelimits.reports.amounts import UnreadableError, meter_amounts, unreadable_if_malformed
+from ratelimits.reports.amounts import UnreadableError, meter_amounts, quantities_of, unreadable_if_malformed
 from ratelimits.reports.periods import SECOND
-from ratelimits.reports.statements.charges import version_charges
+from ratelimits.reports.rows import FEE, MINIMUM, REPRICING, ROUNDING
+from ratelimits.reports.statements.charges import other_charges, version_charges
 from ratelimits.reports.statements.meter_totals import MeterTotal
+
+#: The words for amounts that belong to no line of a report, by category.
+_WITHOUT_LINE = {
+    FEE: gettext_lazy("fees"),
+    REPRICING: gettext_lazy("another price for units of earlier versions"),
+    MINIMUM: gettext_lazy("added to reach the minimum"),
+    ROUNDING: gettext_lazy("rounding"),
+}
 
 
 def summary(report: Report) -> str:
     """Return, as HTML, the amount of each meter, the amount of the version, and the amount that the account owes.
 
-    Return "–" for a report without prices.
+    Amounts that belong to no line of the report, such as fees, have lines of their own here. Return "–" for a report
+    without prices.
     """
     try:
         with unreadable_if_malformed(report):
@@ -42,8 +53,20 @@ def _owed_rows(amounts: dict[str, str]) -> Iterator[tuple[str, str, str]]:
         yield _("owed for this report up to this version"), amount, currency
 
 
+def _without_lines(report: Report) -> dict[tuple[str, str], list[str]]:
+    """Return the amounts that belong to no line, as texts, by period and meter. The rounding has the meter ""."""
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for period, record in report.prices.get("periods", {}).items():
+        for category, meter, amount in other_charges(record, quantities_of(report.amounts["periods"][period])):
+            if amount:
+                text = f"{_WITHOUT_LINE[category]}: {written(amount)} {record['currency']}"
+                found[period, meter].append(text)
+    return found
+
+
 def _meter_sentences(report: Report) -> Iterator[str]:
     """Yield, for each period, a sentence about each meter, and a sentence with the rounded amount of the period."""
+    without_lines = _without_lines(report)
     for period, meters in groupby(meter_amounts(report), key=lambda meter: meter.period):
         for meter in meters:
             values: dict[str, Any] = {"meter": meter.meter, "currency": meter.currency}
@@ -56,6 +79,8 @@ def _meter_sentences(report: Report) -> Iterator[str]:
                     " %(amount)s %(currency)s"
                 )
             yield text % values
+            yield from (_("– of these, %s") % part for part in without_lines[period, meter.meter])
+        yield from without_lines[period, ""]
         # `period` is the start of a billing period, in s since 1970 UTC.
         text = _("this version, for the period from %(start)s: %(amount)s %(currency)s, rounded")
         yield text % {
@@ -79,7 +104,7 @@ class TotalRow(NamedTuple):
     """The totals of a meter, as texts.
 
     corrects  whether the units and amounts correct earlier periods
-    amount    "" for a meter without a price
+    amount    "" for a meter without a price; in brackets, the parts of it that belong to no line, such as fees
     """
 
     meter: str
@@ -99,11 +124,13 @@ def total_rows(report: Report, totals: Iterable[MeterTotal]) -> list[TotalRow]:
     """
     total_of = {(total.corrects, total.meter): total for total in totals}
     amounts: dict[tuple[bool, str], dict[str, Decimal]] = defaultdict(dict)
+    without_lines, parts = _without_lines(report), defaultdict[tuple[bool, str], list[str]](list)
     for meter_amount in meter_amounts(report):
         # An amount of another period than the report's is a correction.
         corrects = meter_amount.period != str(report.period_start // SECOND)
         by_currency, currency = amounts[corrects, meter_amount.meter], meter_amount.currency
         by_currency[currency] = plus(by_currency.get(currency, ZERO), meter_amount.amount)
+        parts[corrects, meter_amount.meter] += without_lines[meter_amount.period, meter_amount.meter]
     rows = []
     for corrects, meter in sorted(total_of.keys() | amounts.keys()):
         total = total_of.get((corrects, meter), MeterTotal(meter))
@@ -115,7 +142,7 @@ def total_rows(report: Report, totals: Iterable[MeterTotal]) -> list[TotalRow]:
             refunded=f"{total.refunded:,}",
             included=f"{total.included:,}",
             overage=f"{total.overage:,}",
-            amount=", ".join(exact_amounts),
+            amount=", ".join(exact_amounts) + (f" ({'; '.join(found)})" if (found := parts[corrects, meter]) else ""),
         )
         rows.append(row)
     return rows

@@ -9,9 +9,10 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from ratelimits.models import Plan, PlanPrice, Report
+from ratelimits.models import Plan, PlanPrice, Report, ShardState
 from tests.support.reports.invoices import close, spend
 from tests.support.reports.priced import TIERS, priced
+from tests.support.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db
 
@@ -123,3 +124,35 @@ def test_a_report_s_page_says_what_each_line_and_the_account_owe(admin_client: C
     assert "requests: 16 units beyond the included quantity (15 before this version), 0.5 EUR" in second
     assert "this version, for the period from 2026-10-01: 0.50 EUR, rounded" in second
     assert "owed for this report up to this version: 15.00 EUR" in second
+
+
+@pytest.mark.django_db(transaction=True)
+def test_amounts_that_belong_to_no_line_are_shown_with_their_meter(admin_client: Client) -> None:
+    acme = priced(included=1, pricing="volume", unit_price=None, tiers=TIERS, flat_fee="4.005", minimum="16")
+    spend(acme, "2026-10-10", 8)
+    close("2026-11-02")
+    spend(acme, "2026-10-10", 6)
+    close("2026-11-03")
+    first, second = (
+        admin_client.get(reverse("admin:ratelimits_report_change", args=[report.pk])).content.decode()
+        for report in Report.objects.order_by("version")
+    )
+    start = "<div>requests: 7 units beyond the included quantity, 16 EUR</div><div>– of these, "
+    assert f"{start}fees: 4.005 EUR</div><div>– of these, added to reach the minimum: 4.995 EUR</div>" in first
+    assert "rounding: " not in first
+    # 13 units at 0.5 instead of 7 at 1, a tier fee of 2 and the flat fee: 12.505 is still below the minimum.
+    assert "<div>– of these, fees: 2 EUR</div>" in second
+    assert "<div>– of these, another price for units of earlier versions: -3.5 EUR</div>" in second
+    assert "<div>– of these, added to reach the minimum: -1.5 EUR</div>" in second
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_rounding_is_shown_and_a_preview_has_the_fees(admin_client: Client) -> None:
+    spend(priced(included=5, unit_price="0.105", flat_fee="10"), "2026-10-10", 8)
+    flow()
+    ShardState.objects.update(watermark=at("2026-11-02"))
+    preview = admin_client.post("/admin/ratelimits/report/finalise/", {"all": "1"}).content.decode()
+    assert "<td>10.315 EUR (fees: 10 EUR)</td>" in preview
+    (report,) = close("2026-11-02")
+    page = admin_client.get(reverse("admin:ratelimits_report_change", args=[report.pk])).content.decode()
+    assert "<div>– of these, fees: 10 EUR</div><div>rounding: 0.005 EUR</div><div>this version" in page

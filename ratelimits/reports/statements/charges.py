@@ -173,16 +173,17 @@ def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> It
         yield Charge(row, name, currency, tuple(parts), added(part.amount for part in parts), totals[currency])
     for period, record in records.items():
         currency = record["currency"]
-        for category, meter, amount in _other_charges(record, quantities[period]):
+        for category, meter, amount in other_charges(record, quantities[period]):
             if amount:
                 row = _row_without_units(report, status, category, period, meter, record["plan"])
                 yield Charge(row, name, currency, amount=amount, total=totals[currency])
 
 
-def _other_charges(record: RecordedPrices, quantities: dict[str, BeforeAndAfter]) -> Iterator[tuple[str, str, Decimal]]:
-    """Yield the category, the meter and the amount of each charge that does not belong to a line.
+def other_charges(record: RecordedPrices, quantities: dict[str, BeforeAndAfter]) -> Iterator[tuple[str, str, Decimal]]:
+    """Yield the category, the meter and the amount of each charge that does not belong to a line; most amounts are 0.
 
-    `quantities` has the units of the period before and after this version, by meter.
+    The rounding of the period has the meter "". `quantities` has the units of the period before and after this version,
+    by meter.
     """
     exact_amounts = []
     for meter, price in prices_of(record).items():
