@@ -129,6 +129,25 @@ def test_the_moment_of_an_error_can_be_typed(admin_client: Client) -> None:
     assert Adjustment.objects.get().period_start.isoformat() == "2026-09-01T04:00:00+00:00"
 
 
+@pytest.mark.parametrize(
+    ("quantity", "used", "percent"),
+    [
+        (-63, 250, "25.2"),
+        (20, 50, "40"),
+        (-1, 3, "≈ 33.33"),
+        (2, 3, "≈ 66.67"),
+        (1, 1_000_000, "0.0001"),
+        (1, 3_000_000, "≈ 0.00003333"),
+        (2**40, 7, "≈ 15707308968228.57"),
+        (1, 0, None),
+    ],
+)
+def test_the_share_of_an_adjustment_is_exact_or_says_that_it_is_not(
+    quantity: int, used: int, percent: str | None
+) -> None:
+    assert Effect(used, 1, quantity, Quantities(0, 0), Quantities(0, 0)).percent == percent
+
+
 @pytest.mark.usefixtures("used")
 def test_where_nothing_was_used_any_adjustment_is_large(admin_client: Client) -> None:
     account("idle")

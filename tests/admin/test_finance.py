@@ -113,7 +113,7 @@ def test_finance_closes_a_month_with_a_quarantine_a_leaver_a_late_batch_and_a_wr
     start = moment_inputs("period_start", datetime(2025, 10, 1, tzinfo=UTC))
     wrong = {"account": "acme", **start, "meter": "requests", "reason": "goodwill", "quantity": "-200"}
     asked = finance.post(ADD, wrong)
-    assert "The adjustment is -200 units: 286 % of the 70 units that were used." in text(asked)
+    assert "The adjustment is -200 units: ≈ 285.71 % of the 70 units that were used." in text(asked)
     assert finance.post(ADD, sent_again(asked, _large_meant="1")).status_code == 302
     action = {"action": "finalise", "_selected_action": [Adjustment.objects.get().pk]}
     assert "acme 2025-10 v2 was finalised." in text(finance.post(url(Adjustment), action, follow=True))

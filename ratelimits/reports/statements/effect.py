@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
 
 from ratelimits.algorithms.billing_periods import Period
 from ratelimits.conf import conf
@@ -25,6 +26,9 @@ from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import USAGE
 from ratelimits.reports.statements import statements
 from ratelimits.reports.terms.price_book import RecordedPrices
+
+#: The smallest number with four digits. A percentage is not rounded to fewer digits.
+_FOUR_DIGITS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +75,19 @@ class Effect:
         return abs(self.quantity) > self.used
 
     @property
-    def percent(self) -> int | None:
-        """Return the size of the adjustment as a percentage of the used units, rounded up; None if no unit was used."""
-        return -(-abs(self.quantity) * 100 // self.used) if self.used > 0 else None
+    def percent(self) -> str | None:
+        """Return the size of the adjustment as a percentage of the used units; None if no unit was used.
+
+        If the percentage has more than two decimal places and more than four digits, it is rounded to these, after "≈".
+        """
+        if self.used <= 0:
+            return None
+        exact, places = Fraction(abs(self.quantity) * 100, self.used), 2
+        while 0 < exact * 10**places < _FOUR_DIGITS:
+            places += 1
+        whole, decimals = divmod(round(exact * 10**places), 10**places)
+        text = f"{whole}.{decimals:0{places}}".rstrip("0").rstrip(".")
+        return text if Fraction(text) == exact else f"≈ {text}"
 
 
 @dataclass(frozen=True, slots=True)
