@@ -252,7 +252,7 @@ def _tasks(using: str, has_billing_rule: bool) -> Iterator[Fact]:
     for task, title, interval in (
         (TaskRun.Task.SEAL, _("Last seal"), conf.SEAL_INTERVAL),
         (TaskRun.Task.DRAIN, _("Last drain"), conf.DRAIN_INTERVAL),
-        (TaskRun.Task.FINALISE, _("Last finalisation"), conf.FINALISE_INTERVAL),
+        (TaskRun.Task.FINALISE, _("Last finalisation of all accounts"), conf.FINALISE_INTERVAL),
     ):
         run = runs.get(task)
         if run is None and _is_not_due(runs.get(TaskRun.Task.SEAL), interval, now):
@@ -307,6 +307,8 @@ def _task(
             "No worker has been seen since %(moment)s UTC. Start a Celery worker with the app's beat schedule, and"
             " let a supervisor start it again whenever it ends. Without Celery, let cron run ratelimits_%(task)s."
         ) % {"moment": f"{last_seen:%Y-%m-%d %H:%M:%S}", "task": name}
+    if name == TaskRun.Task.FINALISE:
+        hint += " " + _("What people finalise in the admin, or for one account, does not count here.")
     if failed is not None and (succeeded is None or failed > succeeded):
         return Fact(name, title, Level.RED, word, _("The last run failed: %(error)s") % {"error": run.error})
     detail = f"{succeeded:%Y-%m-%d %H:%M:%S} UTC" if succeeded is not None and level is Level.GREEN else hint

@@ -13,7 +13,7 @@ from django.db import connection
 from django.test import override_settings
 from django.utils import timezone
 
-from ratelimits import moments, tasks
+from ratelimits import jobs, moments, tasks
 from ratelimits.conf import conf
 from ratelimits.doctor.findings import Part, ServerFinding
 from ratelimits.doctor.properties import properties
@@ -333,8 +333,12 @@ def test_before_the_first_run_the_facts_say_what_to_start() -> None:
     now = found()
     assert now["watermark"].word == "never"
     assert now["watermark"].detail.startswith("Nothing was drained to the ledger yet")
-    for task in ("seal", "drain", "finalise"):
-        assert now[task].detail == f"Start a Celery worker with the app's beat schedule, or run ratelimits_{task}."
+    start = "Start a Celery worker with the app's beat schedule, or run ratelimits_"
+    assert {task: now[task].detail.removeprefix(start) for task in ("seal", "drain", "finalise")} == {
+        "seal": "seal.",
+        "drain": "drain.",
+        "finalise": "finalise. What people finalise in the admin, or for one account, does not count here.",
+    }
     run_all()
     assert "Start" not in "".join(fact.detail for fact in found().values())
     ShardState.objects.filter(shard=3).delete()
@@ -342,6 +346,14 @@ def test_before_the_first_run_the_facts_say_what_to_start() -> None:
         "Is a worker running that seals and drains, or does cron run ratelimits_seal and ratelimits_drain, and is"
         " anything in quarantine?"
     )
+
+
+def test_a_finalisation_of_one_account_is_not_taken_for_one_of_all_accounts() -> None:
+    assert list(jobs.finalise("acme")) == []
+    fact = found()["finalise"]
+    assert (fact.title, fact.word) == ("Last finalisation of all accounts", "never")
+    tasks.finalise()
+    assert found()["finalise"].word != "never"
 
 
 def test_a_task_that_never_ran_is_not_due_until_its_interval_has_passed_since_the_first_seal() -> None:
