@@ -185,10 +185,7 @@ class Verification:
                 " pushed."
             )
         for error in self._redis_errors[:1]:
-            yield (
-                f"Redis does not answer ({error}), so it is not checked whether Redis still has batches from before a"
-                " watermark."
-            )
+            yield f"It is not checked whether Redis still has batches from before a watermark, since {error}."
         if self._month is not None:
             yield f"Only reports of {self._month} are computed again."
         if not signatures.has_key():

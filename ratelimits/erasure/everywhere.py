@@ -11,6 +11,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from ratelimits.embedded import ServerStartError
+from ratelimits.engine.transport.refused import cause
 from ratelimits.erasure.counters import LimitKeys
 from ratelimits.erasure.erase import Erasure, erase
 from ratelimits.models import Customer
@@ -44,7 +45,7 @@ def erase_everywhere(
 
     The history and the admin's log say that the user `by` did this, and `why`, without the customer's names.
 
-    Raise NotErasedError if Redis does not answer, and the errors of `erase`.
+    Raise NotErasedError if Redis cannot be asked, and the errors of `erase`.
     """
     try:
         # Usage that is in Redis still has the names, and would bring them to the ledger after the erasure. So would
@@ -56,12 +57,13 @@ def erase_everywhere(
         limits = LimitKeys(customer)
         keys = limits.delete()
     except (*_UNAVAILABLE, NotFencedError) as error:
-        raise NotErasedError(f"Redis may have usage with the customer's names, and does not answer: {error}") from error
+        reason = str(error) if isinstance(error, NotFencedError) else cause(error)
+        raise NotErasedError(f"Redis may have usage with the customer's names. {reason}") from error
     done, error_of_redis = erase(customer, archives, by=by, why=why), ""
     try:
         # Requests have counted meanwhile, and lasting limits were perhaps restored from the ledger.
         keys += limits.delete()
     except _UNAVAILABLE as error:
-        error_of_redis = str(error)
+        error_of_redis = cause(error)
     logger.info("customer %s was erased%s", customer, f": {done.why}" if done.why else "")
     return ErasedEverywhere(done, keys, error_of_redis)

@@ -10,6 +10,7 @@ from ratelimits.conf import conf
 from ratelimits.engine import Unavailable
 from ratelimits.engine.keys import account_shard
 from ratelimits.engine.server import current_server, on_each
+from ratelimits.engine.transport.refused import cause
 from ratelimits.models.ledger import ShardState, when
 
 
@@ -47,7 +48,7 @@ def _waiting_batches() -> str:
     try:
         sealed, unsealed = _count_batches()
     except (RedisError, Unavailable, OSError) as error:
-        return f"the number of batches in Redis is unknown, since Redis does not answer ({error})"
+        return f"the number of batches in Redis is unknown, since {cause(error)}"
     return f"{_batches(sealed, 'sealed')} and {_batches(unsealed, 'open')} wait in Redis"
 
 

@@ -5,11 +5,15 @@ from io import StringIO
 from typing import Any
 
 import pytest
-from django.core.management import call_command
+import redis
+from django.core.management import CommandError, call_command
 
 from ratelimits.usage import drain as draining
 from ratelimits.usage.apply import BatchOutcome
 from ratelimits.usage.drain import DrainResult
+from tests.support.entry_points import away
+from tests.support.restricted import restricted
+from tests.support.usage.traffic import use
 
 
 @pytest.mark.django_db
@@ -49,3 +53,24 @@ def test_only_batches_that_did_not_reach_the_ledger_are_reported(monkeypatch: py
         "lost: 1",
         "busy: 1",
     ]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fsync_at_once")
+@pytest.mark.parametrize("command", ["seal", "drain"])
+def test_a_command_names_the_right_that_the_server_refused(
+    redis_client: redis.Redis, redis_url: str, command: str
+) -> None:
+    use("acme")
+    call_command("ratelimits_seal", stdout=StringIO())
+    refused = r"^Redis refuses a command: .*does not allow EVAL: ACL SETUSER <user> \+eval "
+    with restricted(redis_client, redis_url, "-eval"), pytest.raises(CommandError, match=refused):
+        call_command(f"ratelimits_{command}", stdout=StringIO())
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("command", ["seal", "drain"])
+def test_a_server_that_is_away_does_not_answer(settings: Any, command: str) -> None:
+    away(settings, 1)
+    with pytest.raises(CommandError, match=r"^Redis does not answer: "):
+        call_command(f"ratelimits_{command}", stdout=StringIO())

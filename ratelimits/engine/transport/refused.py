@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from redis.exceptions import ResponseError
+from redis.exceptions import AuthenticationError, ResponseError
 
 from ratelimits.engine import memory
 
@@ -79,6 +79,24 @@ def refused(error: BaseException, command: str = "", keys: str = "~rl:*") -> Ref
             name = sent if not seen or sent.startswith(f"{seen} ") else seen
             return RefusedCommand(name, reason, _acl(reason, name, keys), text)
     return None
+
+
+#: How servers say that a connection has no valid user or password. Some say it only with the first command.
+_NO_LOGIN = re.compile(r"^(NOAUTH|WRONGPASS) ")
+
+
+def cause(error: BaseException) -> str:
+    """Return a clause that says why Redis could not do what was asked: it does not answer, or what it answers instead.
+
+    Take the errors of redis-py, `Unavailable` and OSError.
+    """
+    if isinstance(error, AuthenticationError) or _NO_LOGIN.search(str(error)):
+        return f"Redis does not accept the user or the password: {error}"
+    if (found := refused(error)) is not None:
+        return f"Redis refuses a command: {found}"
+    if isinstance(error, ResponseError):
+        return f"{'Redis has no memory left' if memory.is_refusal(error) else 'Redis answers with an error'}: {error}"
+    return f"Redis does not answer: {error}"
 
 
 def _acl(reason: Reason, command: str, keys: str) -> str:

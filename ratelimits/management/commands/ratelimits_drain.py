@@ -8,6 +8,7 @@ from redis.exceptions import RedisError
 
 from ratelimits import jobs
 from ratelimits.conf import conf
+from ratelimits.engine.transport.refused import cause
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import plural
 from ratelimits.management.progress import shown
@@ -39,7 +40,7 @@ class Command(ExplainedCommand):
         except NotFencedError as error:
             raise CommandError(str(error)) from error
         except RedisError as error:
-            raise CommandError(f"Redis does not answer: {error}") from error
+            raise CommandError(cause(error)) from error
         batches, lines = plural(drained.batches, "batch", "batches"), plural(drained.lines, "line")
         promise = "appendfsync" if drained.fsync in FSYNC_POLICIES else "fence"
         self.stdout.write(f"Drained {batches}, {lines} ({promise} {drained.fsync}).")

@@ -9,6 +9,7 @@ from redis.exceptions import RedisError
 
 from ratelimits.conf import conf
 from ratelimits.engine.publish import version_in_force
+from ratelimits.engine.transport.refused import cause
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.progress import shown
 from ratelimits.models.raw.adoption import adopt
@@ -50,7 +51,5 @@ class Command(ExplainedCommand):
         try:
             return version_in_force()
         except (RedisError, OSError) as error:
-            self.stderr.write(
-                f"Redis does not answer ({error}): processes read all rules again within {conf.RELOAD_INTERVAL} s."
-            )
+            self.stderr.write(f"Processes read all rules again within {conf.RELOAD_INTERVAL} s, since {cause(error)}.")
             return 0

@@ -6,6 +6,7 @@ from django.core.management.base import CommandError
 from redis.exceptions import RedisError
 
 from ratelimits import jobs
+from ratelimits.engine.transport.refused import cause
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import plural
 
@@ -18,6 +19,6 @@ class Command(ExplainedCommand):
         try:
             sealed = jobs.seal()
         except RedisError as error:
-            raise CommandError(f"Redis does not answer: {error}") from error
+            raise CommandError(cause(error)) from error
         batches = plural(sum(bool(shard.batch) for shard in sealed), "batch", "batches")
         self.stdout.write(f"Sealed {batches} of {plural(len(sealed), 'shard')}.")

@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 
 from ratelimits.engine import Unavailable
 from ratelimits.engine.server import Server, current_server, on_each
+from ratelimits.engine.transport.refused import cause
 from ratelimits.models.ledger import ArchivedRange, Batch, QuarantinedBatch, ShardState, when
 from ratelimits.usage.pending import BATCHES_PER_PASS
 from ratelimits.usage.watermark import TOLERANCE
@@ -33,7 +34,7 @@ def verify_watermarks(
 ) -> Iterator[str]:
     """Yield an error for each shard with a batch in Redis that was opened before the shard's watermark.
 
-    The number of watermarks is added to `checked`. If Redis does not answer, the error is appended to `redis_errors`.
+    The number of watermarks is added to `checked`. If Redis cannot be asked, the reason is appended to `redis_errors`.
     """
     # Read the watermarks before Redis. A watermark advances only after the batches before it are drained. So no batch
     # that Redis then has should be older than the watermark that was read.
@@ -42,7 +43,7 @@ def verify_watermarks(
         before_watermark = list(_before_watermark(current_server(), watermarks))
     except (RedisError, Unavailable, OSError) as error:
         if redis_errors is not None:
-            redis_errors.append(str(error))
+            redis_errors.append(cause(error))
         return
     if checked is not None:
         checked["watermarks"] += len(watermarks)

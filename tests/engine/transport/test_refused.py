@@ -7,10 +7,10 @@ from contextlib import closing
 
 import pytest
 import redis
+from redis.exceptions import AuthenticationError, OutOfMemoryError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
 
-from ratelimits.engine.transport.refused import Reason, refused
+from ratelimits.engine.transport.refused import Reason, cause, refused
 
 #: The user may send each command but these.
 DENIED = ("-info", "-config", "-script", "-hset")
@@ -75,3 +75,23 @@ def test_hosted_servers_and_proxies_have_their_own_words(text: str, command: str
 )
 def test_another_error_refuses_no_command(error: Exception) -> None:
     assert refused(error, "GET") is None
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RedisConnectionError("Error 111"), "Redis does not answer: Error 111"),
+        (OSError("no route"), "Redis does not answer: no route"),
+        (
+            ResponseError("NOPERM this user has no permissions to run the 'eval' command"),
+            "Redis refuses a command: the server's ACL does not allow EVAL: ACL SETUSER <user> +eval (NOPERM ",
+        ),
+        (OutOfMemoryError("command not allowed"), "Redis has no memory left: command not allowed"),
+        (ResponseError("OOM command not allowed when used memory > 'maxmemory'."), "Redis has no memory left: OOM "),
+        (ResponseError("MISCONF Errors writing to the AOF file"), "Redis answers with an error: MISCONF "),
+        (AuthenticationError("invalid username-password pair"), "Redis does not accept the user or the password: "),
+        (ResponseError("NOAUTH Authentication required."), "Redis does not accept the user or the password: NOAUTH "),
+    ],
+)
+def test_the_true_cause_is_said(error: Exception, said: str) -> None:
+    assert cause(error).startswith(said)
