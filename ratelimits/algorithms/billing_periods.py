@@ -93,9 +93,16 @@ class Period:
         """Return the name of the period for people, such as "2026-11" or "2026-02 (from 2026-01-31)"."""
         return period_name(self.label, self.start, self.timezone)
 
+    def local_start(self) -> str:
+        """Return the start of the period as a local time of its time zone, such as "2026-01-01 00:00"."""
+        return self._local(self.start)
+
     def local_end(self) -> str:
         """Return the end of the period as a local time of its time zone, such as "2026-02-01 00:00"."""
-        return f"{(_EPOCH + timedelta(microseconds=self.end)).astimezone(zone_or_utc(self.timezone)):%Y-%m-%d %H:%M}"
+        return self._local(self.end)
+
+    def _local(self, at: int) -> str:
+        return f"{(_EPOCH + timedelta(microseconds=at)).astimezone(zone_or_utc(self.timezone)):%Y-%m-%d %H:%M}"
 
 
 def check_terms(timezone: str, anchor: str | None, now: int) -> None:

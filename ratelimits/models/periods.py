@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.algorithms.billing_periods import Frozen, Period, Timeline, period_name
 from ratelimits.models.accounts import Account, IdentifierEditedError
-from ratelimits.models.accounts.named import NamedCustomer
+from ratelimits.models.accounts.named import NamedCustomer, named_now
 from ratelimits.models.customers import (
     WAITING,
     Customer,
@@ -144,6 +144,12 @@ def timelines_of(using: str, customers: Iterable[NamedCustomer]) -> dict[str, Ti
         for text, zone, anchor in rows.values_list("identifier", "timezone", "billing_anchor"):
             found[new[text]] = Timeline(zone, anchor)
     return found
+
+
+def timeline_of(using: str, account: str) -> Timeline:
+    """Return all billing periods of the customer whom an account text names now. Nothing is written."""
+    customer = named_now(using, [account])[account]
+    return timelines_of(using, [customer])[customer.token]
 
 
 def last_frozen(

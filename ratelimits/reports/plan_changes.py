@@ -14,10 +14,9 @@ from django.db.models import Q
 
 from ratelimits.algorithms.billing_periods import Period, Timeline
 from ratelimits.models import Account
-from ratelimits.models.accounts.named import named_now
 from ratelimits.models.history import because
 from ratelimits.models.ledger import moment
-from ratelimits.models.periods import timelines_of
+from ratelimits.models.periods import timeline_of
 from ratelimits.models.versions import editing
 from ratelimits.reports.periods import SECOND
 
@@ -34,9 +33,7 @@ def schedule(account: Account, now: int | None = None) -> None:
 
 
 def _present_period(account: Account, now: int) -> Period:
-    using = account._state.db or Account.objects.db
-    customer = named_now(using, [account.identifier])[account.identifier]
-    present = timelines_of(using, [customer])[customer.token]
+    present = timeline_of(account._state.db or Account.objects.db, account.identifier)
     # The row is not saved yet, so its terms are perhaps new. Then the present period is frozen when it is saved.
     before, after = present.at(now), Timeline(account.timezone, account.billing_anchor, present.frozen)
     if present.frozen and not present.is_frozen(before):

@@ -11,7 +11,7 @@ from django.test import Client
 from django.urls import reverse
 
 from ratelimits import jobs
-from ratelimits.models import Account, Plan, PlanPrice, Report
+from ratelimits.models import Account, FrozenPeriod, Plan, PlanPrice, Report
 from ratelimits.models.ledger import moment
 from ratelimits.reports import plan_changes
 from ratelimits.verification import Verification
@@ -172,3 +172,65 @@ class TestQuestions:
         assert acme.plan_id != large.pk
         # To choose the plan for the next period changes no bill of January.
         assert self.post(admin_client, url, {**typed, "plan": acme.plan_id, "next_plan": large.pk}).status_code == 302
+
+
+class TestTerms:
+    """An edit of the time zone or of the anchor on an account's page says first which periods it gives."""
+
+    NEXT = "The next billing period begins then, at "
+
+    @pytest.fixture(autouse=True)
+    def _in_january(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("ratelimits.moments.now", lambda: moment(at("2026-01-20")))
+
+    def asked(self, client: Client, account: Account | None, **typed: str) -> list[str]:
+        """Return what the page says before the edit is saved; [] if it asks nothing. Then confirm."""
+        url = reverse("admin:ratelimits_account_add")
+        if account is not None:
+            url = reverse("admin:ratelimits_account_change", args=[account.pk])
+        with edit_at("2026-01-20"):
+            answer = client.post(url, typed)
+        if answer.status_code == 302:
+            return []
+        warnings: list[str] = answer.context["consequences"].warnings
+        with edit_at("2026-01-20"):
+            assert client.post(url, {**typed, "_confirmed": "1"}).status_code == 302
+        return warnings
+
+    def test_a_used_period_stays_and_the_next_one_is_named_in_the_new_zone(self, admin_client: Client) -> None:
+        acme = account()
+        spend("acme", "2026-01-15")
+        flow()
+        assert self.asked(admin_client, acme, timezone="UTC", name="Acme") == []
+        new_york = {"timezone": "America/New_York", "name": "Acme"}
+        stays = "The present billing period stays as it is. It ends at 2026-02-01 00:00 UTC."
+        # The months of New York start five hours later: less than two days from the frozen period, so not this time.
+        assert self.asked(admin_client, acme, **new_york) == [
+            stays,
+            f"{self.NEXT}2026-01-31 19:00 America/New_York, and ends at 2026-03-01 00:00 America/New_York.",
+        ]
+        assert self.asked(admin_client, acme, **new_york, billing_anchor="2026-01-10T06:00") == [
+            stays,
+            f"{self.NEXT}2026-01-31 19:00 America/New_York, and ends at 2026-02-10 06:00 America/New_York.",
+        ]
+        spend("acme", "2026-02-05")
+        flow()
+        (frozen,) = FrozenPeriod.objects.filter(label="2026-02")
+        assert (frozen.start, frozen.end) == (at("2026-02-01"), at("2026-02-10T11:00"))
+
+    def test_an_account_without_usage_has_the_new_periods_from_the_beginning(self, admin_client: Client) -> None:
+        assert self.asked(admin_client, None, identifier="acme", timezone="Asia/Tokyo") == []
+        acme = Account.objects.get()
+        unused = "No billing period was used yet, so the edit applies to all of them. The present one lasts from "
+        assert self.asked(admin_client, acme, timezone="Asia/Tokyo", billing_anchor="2026-01-10T00:00") == [
+            f"{unused}2026-01-10 00:00 to 2026-02-10 00:00 Asia/Tokyo.",
+            f"{self.NEXT}2026-02-10 00:00 Asia/Tokyo, and ends at 2026-03-10 00:00 Asia/Tokyo.",
+        ]
+
+    def test_a_row_that_is_added_after_the_first_usage_is_an_edit_too(self, admin_client: Client) -> None:
+        spend("acme", "2026-01-15")
+        flow()
+        assert self.asked(admin_client, None, identifier="acme", timezone="Europe/Berlin") == [
+            "The present billing period stays as it is. It ends at 2026-02-01 00:00 UTC.",
+            f"{self.NEXT}2026-02-01 01:00 Europe/Berlin, and ends at 2026-03-01 00:00 Europe/Berlin.",
+        ]
