@@ -52,7 +52,8 @@ class ReportQuery(Query):
     account = serializers.CharField(
         required=False,
         max_length=MAX_TEXT,
-        help_text="Identifier of an account. Staff can name any account. Customers can name only their own.",
+        help_text="Identifier of an account. Staff can name any account, or the token of a customer. Customers can"
+        " name only their own account.",
     )
 
     def validate_period(self, month: str) -> str:
@@ -77,7 +78,8 @@ class UsageQuery(Query):
     account = serializers.CharField(
         required=False,
         max_length=MAX_TEXT,
-        help_text="Identifier of an account. Staff can name any account. Customers can name only their own.",
+        help_text="Identifier of an account. Staff can name any account, or the token of a customer. Customers can"
+        " name only their own account.",
     )
     key = serializers.CharField(
         required=False, max_length=MAX_TEXT, help_text="A key such as api_key:17 or user:42. Default: all keys."

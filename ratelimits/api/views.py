@@ -35,7 +35,7 @@ from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import Identity, identify
 from ratelimits.logs import bounded
 from ratelimits.models.accounts.named import NamedCustomer, known_text, named_now
-from ratelimits.models.customers import NameSpan
+from ratelimits.models.customers import NameSpan, is_waiting
 from ratelimits.models.keys import canonical_account, spelled_key
 from ratelimits.models.ledger import moment
 from ratelimits.quota import finishing, without_decision
@@ -152,8 +152,9 @@ class UsageView(APIView):
     """Return usage by windows of time, and the remaining quota.
 
     Customers see their own usage: that of all accounts that name the customer, each while it names the customer. Staff
-    who may view ledger lines see the usage of all accounts, or of the customer that `account` names. Like bills, the
-    numbers come from the ledger. The ledger does not have the usage of about the last minute yet.
+    who may view ledger lines see the usage of all accounts, or of the customer that `account` names: by an account that
+    it has now, or by its token. Like bills, the numbers come from the ledger. The ledger does not have the usage of
+    about the last minute yet.
     """
 
     permission_classes = [IsAuthenticated]
@@ -177,9 +178,7 @@ class UsageView(APIView):
                 "timezone": query.timezone,
                 "from": moment(query.start),
                 "to": moment(query.end),
-                "complete_until": _complete_until(
-                    [account] if spans is None else {account, *(span.text for span in spans)}
-                ),
+                "complete_until": _complete_until({span.text for span in spans or ()} or {account}),
                 "quota": _quota(identity, customer, terms, now) if customer and is_first_page else None,
                 "next": _next_link(request, query, cursor(last)) if last is not None else None,
                 "results": [{**row, "unit": _unit(row["meter"])} for row in rows],
@@ -204,8 +203,6 @@ class ReportView(APIView):
         parameters = _parameters(request, ReportQuery)
         identity = _identity(request, parameters, "ratelimits.view_report")
         account, month = identity.account_id or None, parameters["period"]
-        if account and request.user.is_staff:  # Staff can write the token of a customer.
-            account = known_text(conf.DATABASE, account) or account
         file_format = parameters["file"]
         columns_version = columns_of(month, account=account)
         reports = statements(month, account=account, columns_version=columns_version)
@@ -231,7 +228,8 @@ def _parameters(request: Request, serializer_class: type[Query]) -> dict[str, An
 def _identity(request: Request, parameters: dict[str, Any], permission: str) -> Identity:
     """Return the identity whose usage the caller wants. An identity without an account stands for all accounts.
 
-    If staff name an account and a key, the identity has the key too: `_quota` then shows the limits of the key.
+    Staff can also name a customer by its token. If staff name an account and a key, the identity has the key too:
+    `_quota` then shows the limits of the key.
 
     Raise PermissionDenied for staff without the permission, and for a customer who has no account or names another
     account.
@@ -240,6 +238,7 @@ def _identity(request: Request, parameters: dict[str, Any], permission: str) -> 
     if request.user.is_staff:
         if not request.user.has_perm(permission):
             raise PermissionDenied(_("Staff need the permission %(permission)s.") % {"permission": permission})
+        account = _text_of(account) if account else None
         key = spelled_key(parameters.get("key", ""))
         return Identity(
             account=f"account:{account}" if account else None,
@@ -252,6 +251,17 @@ def _identity(request: Request, parameters: dict[str, Any], permission: str) -> 
     if account is not None and account != caller.account_id:
         raise PermissionDenied(_("This is not your account."))
     return caller
+
+
+def _text_of(account: str) -> str:
+    """Return the account text of the customer that staff have named by its token; any other text as it is.
+
+    If the customer has no text any more, return the text that stands for it (see `waiting_text`).
+    """
+    known = known_text(conf.DATABASE, account)
+    if known is None or not is_waiting(known):
+        return account
+    return named_now(conf.DATABASE, [known])[known].present[0]
 
 
 def _window_query(parameters: dict[str, Any], spans: Sequence[NameSpan] | None, terms: Terms, now: int) -> WindowQuery:

@@ -306,6 +306,37 @@ def test_a_customer_sees_its_own_usage_under_all_its_names_and_a_successor_sees_
     assert [(row["account"], row["admitted_units"]) for row in ask(renamed)["results"]] == [("a", 3), ("x", 4)]
 
 
+def test_staff_see_two_customers_of_one_text_apart_by_their_tokens(staff: Client) -> None:
+    spend("2026-11-02T08:00", "a", cost=3)
+    flow()
+    one = present("default", ["a"])["a"]
+    move("a", None, at("2026-11-02T10:00") // 10**6)
+    spend("2026-11-02T10:00", "a", cost=5)
+    flow()
+    two = present("default", ["a"])["a"]
+
+    def found(**about: str) -> tuple[Any, list[tuple[str, int]]]:
+        answer = ask(staff, window="period", **about)
+        return answer["account"], [(row["account"], row["admitted_units"]) for row in answer["results"]]
+
+    assert found() == (None, [("a", 8)])
+    assert found(account=two.token) == found(account="a") == ("a", [("a", 5)])
+    waiting = f"=~{one.token}"
+    assert found(account=one.token) == found(account=waiting) == (waiting, [("a", 3)])
+    assert ask(staff, account=one.token)["complete_until"] == ask(staff, account="a")["complete_until"] is not None
+    move("x", one, at("2026-11-02T11:00") // 10**6)
+    assert found(account=one.token) == ("x", [("a", 3)])
+    assert found(account="nobody") == ("nobody", [])
+
+
+def test_a_customer_cannot_ask_by_a_token(customer: Callable[..., Client]) -> None:
+    client = customer()
+    spend("2026-11-02T08:00", "other")
+    flow()
+    token = present("default", ["other"])["other"].token
+    assert client.get("/usage/", {**NOVEMBER, "account": token}).status_code == 403
+
+
 def test_the_quota_of_a_successor_begins_with_nothing_used(customer: Callable[..., Client]) -> None:
     client, now = customer("a"), time.time_ns() // 1000
     use("a", cost=3, now=now, configuration=ConfigVersion.read("default")[0])
