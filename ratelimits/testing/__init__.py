@@ -8,11 +8,8 @@ functions and classes of `unittest.TestCase`. pytest has fixtures with the same 
 
 from __future__ import annotations
 
-from ratelimits.testing.clock import FrozenClock, frozen_quota_clock
-from ratelimits.testing.preparing import prepare_tests
-from ratelimits.testing.rules import override_rules
-from ratelimits.testing.server import start_server_if_needed
-from ratelimits.testing.switch import no_rate_limits
+from ratelimits.testing.preparing import prepare_tests, start_server_if_needed
+from ratelimits.testing.tools import FrozenClock, frozen_quota_clock, no_rate_limits, override_rules
 
 __all__ = [
     "FrozenClock",

