@@ -12,7 +12,6 @@ from django.db.models.signals import post_migrate, pre_migrate
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits import background
-from ratelimits.background import stop_signals
 from ratelimits.conf import embedded
 from ratelimits.embedded import ServerStartError
 from ratelimits.embedded.shared import broker_url
@@ -56,7 +55,7 @@ class RatelimitsConfig(AppConfig):
         pre_migrate.connect(routers.read_database, sender=self, dispatch_uid="ratelimits.routers")
         post_migrate.connect(adoption.adopt_after_migrate, sender=self, dispatch_uid="ratelimits.adoption")
         # Set the signal handler here, because `ready` runs in the main thread. Perhaps no request runs in this thread.
-        stop_signals.watch(background.end)
+        background.watch_signals(background.end)
         if "celery" in sys.modules:
             from celery import current_app
             from celery.signals import worker_process_shutdown, worker_shutdown

@@ -1,4 +1,11 @@
-"""Do work in a separate thread: at intervals, soon after `wake`, and once more when the process ends."""
+"""Do work in a separate thread: at intervals, soon after `wake`, and once more when the process ends.
+
+If a signal stops the process, Python's `atexit` would not run. Uvicorn stops its server on SIGTERM. Then it restores
+the signal handler that was there before, and sends itself the signal again, which usually ends the process at once. So
+this module installs its own handler when Django starts. This handler lets the last work be done, then calls the handler
+that it has replaced. A handler that is not written in Python (uWSGI, mod_wsgi) is not replaced. An ignored signal is
+still ignored.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +13,14 @@ import atexit
 import logging
 import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
-from ratelimits.background import stop_signals
+from django.core.signals import request_finished
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +31,12 @@ END_SECONDS = 5.0
 PAUSE, PAUSE_FACTOR = 0.1, 9
 #: Minimum seconds between two log messages about the same work. While a server does not answer, each attempt fails.
 LOG_INTERVAL = 60.0
+#: The signals that stop a process. (`watch_signals` leaves out a SIGINT that raises KeyboardInterrupt, because `atexit`
+#: runs then.)
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+#: Maximum seconds of the last work before the server's own handler is called. A request that ends after this last work
+#: writes its own counts.
+MAX_DELAY = 1.0
 
 
 class Background:
@@ -81,7 +97,7 @@ class Background:
             logger.warning("The thread %s cannot be started: %s", self._name, error)
             return
         self.running = True
-        stop_signals.watch(end)
+        watch_signals(end)
 
     def run(self) -> None:
         """Do the work now, in the caller's thread. If the background thread does it at this moment, first wait."""
@@ -141,6 +157,8 @@ class Background:
 
 
 _all: list[Background] = []
+
+
 #: Whether threads that write to the database may be started.
 _may_write_rows = True
 
@@ -164,3 +182,56 @@ def end(seconds: float = END_SECONDS) -> None:
 
 
 atexit.register(end)
+
+
+class StopHandler:
+    """A signal handler that lets the background work end, and then does the same as the handler that it replaces."""
+
+    def __init__(
+        self, end: Callable[..., None], replaced: Callable[[int, FrameType | None], Any] | signal.Handlers
+    ) -> None:
+        self._end = end
+        self._replaced = replaced
+        self._stopping = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if callable(self._replaced):
+            # The server still answers requests, and each request can add to the counts.
+            self._stopping = True
+            self._try(MAX_DELAY)
+            self._replaced(number, frame)
+        else:
+            self._try()
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def _try(self, *seconds: float) -> None:
+        try:
+            self._end(*seconds)
+        except Exception:
+            # gevent forbids waiting in its event loop. But the background threads know already that they must do their
+            # last work.
+            logger.debug("The background work is not waited for.", exc_info=True)
+
+    def after_request(self, **kwargs: object) -> None:
+        """After the process was asked to stop, write the counts of the request that ends."""
+        if self._stopping:
+            self._end(MAX_DELAY)
+
+
+def watch_signals(end: Callable[..., None]) -> None:
+    """Call `end` when this process is asked to stop.
+
+    Do nothing outside of the main thread, because other threads cannot set handlers.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in SIGNALS:
+        current = signal.getsignal(number)
+        if isinstance(current, StopHandler) or current in (None, signal.SIG_IGN, signal.default_int_handler):
+            continue
+        handler = StopHandler(end, current)  # type: ignore[arg-type]
+        # Connect here, not in the handler: the handler can interrupt its thread while the thread holds the lock of
+        # Django's signal.
+        request_finished.connect(handler.after_request, weak=False, dispatch_uid=f"ratelimits.background.{number:d}")
+        signal.signal(number, handler)

@@ -22,7 +22,7 @@ from django.utils.functional import LazyObject, empty
 
 from ratelimits.addresses.proxies import address_of, trusts_no_proxy, unknown
 from ratelimits.addresses.reading import LONGEST_ADDRESS, address_key
-from ratelimits.background.awaiting import awaited, is_awaitable
+from ratelimits.background.waiting import awaited, is_awaitable
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.naming import NotAName, name_of, unwrapped

@@ -9,11 +9,11 @@ from tests.support import forked
 _STOPPED = """
 import os, signal, sys
 from django.core.signals import request_finished
-from ratelimits.background import stop_signals
+from ratelimits import background
 
 signal.signal(signal.SIGTERM, lambda *args: sys.exit(7))
 ended = []
-stop_signals.watch(lambda *seconds: ended.append(seconds))
+background.watch_signals(lambda *seconds: ended.append(seconds))
 request_finished.send(None)
 assert ended == []
 try:

@@ -275,7 +275,7 @@ FAULTS = (
     ),
     Fault(
         "a request that ends after the signal does not write its counts",
-        "background/stop_signals.py",
+        "background/__init__.py",
         "background",
         "            self._stopping = True\n",
         "",

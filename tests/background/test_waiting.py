@@ -1,10 +1,12 @@
+"""Test that work in another thread is waited for, but not longer than a given time."""
+
 from __future__ import annotations
 
 import threading
 
 import pytest
 
-from ratelimits.background.deadline import within
+from ratelimits.background.waiting import within
 
 
 def test_work_that_ends_in_time_is_done_in_another_thread() -> None:
