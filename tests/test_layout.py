@@ -177,7 +177,7 @@ def test_every_public_class_has_a_name_of_its_own() -> None:
 
 
 def test_a_folder_of_tests_is_named_after_a_room() -> None:
-    rooms = {path.relative_to(APP) for path in APP.rglob("*") if path.is_dir()}
+    rooms = {path.relative_to(APP).with_suffix("") for path in APP.rglob("*") if path.is_dir() or path.suffix == ".py"}
     folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
     assert {folder for folder in folders if folder.parts and folder.parts[0] not in ABOUT_ALL} <= rooms
 

@@ -16,10 +16,10 @@ from django.utils.functional import SimpleLazyObject
 from rest_framework.request import Request
 
 from project.models import ApiKey
+from ratelimits import identity
 from ratelimits.addresses.reading import UNKNOWN_ADDRESS
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import Identity, NotAName, aidentify, api_key_of, identify
-from ratelimits.identity import requests as identity
 from ratelimits.quota import checking
 from tests.support.entry_points import begin_afresh
 

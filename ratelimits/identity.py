@@ -1,7 +1,10 @@
-"""Turn any request into an identity. Secrets are only used as digests.
+"""Find out who makes a request: its user, API key, account and address, each with its name in limits and ledger.
 
-The user is `request.user`, and the API key is `request.auth`, if the project has no hooks USER and API_KEY. The account
-is the answer of the hook ACCOUNT, or else the user, or else the API key.
+Secrets are only used as digests. The user is `request.user`, and the API key is `request.auth`, if the project has no
+hooks USER and API_KEY. The account is the answer of the hook ACCOUNT, or else the user, or else the API key.
+
+Code can also write an identity itself, such as Identity(user="user:42"). `with_account` checks it, and gives it its
+account.
 """
 
 from __future__ import annotations
@@ -21,15 +24,31 @@ from django.http import HttpRequest
 from django.utils.functional import LazyObject, empty
 
 from ratelimits.addresses.proxies import address_of, trusts_no_proxy, unknown
-from ratelimits.addresses.reading import LONGEST_ADDRESS, address_key
+from ratelimits.addresses.reading import LONGEST_ADDRESS, UNKNOWN_ADDRESS, address_key
 from ratelimits.background.waiting import awaited, is_awaitable
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
-from ratelimits.naming import NotAName, name_of, unwrapped
+from ratelimits.naming import NotAName, name_of, respelled, unwrapped
+
+__all__ = [
+    "NO_CLIENT",
+    "Identity",
+    "NotAName",
+    "aidentify",
+    "api_key_of",
+    "identify",
+    "is_account",
+    "kinds_in_account",
+    "name_of",
+    "user_of_account",
+    "with_account",
+]
 
 logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
+#: The address of calls that no client makes.
+NO_CLIENT = "outbound"
 
 
 class Identity(NamedTuple):
@@ -57,8 +76,12 @@ class Identity(NamedTuple):
 
 #: The hooks, in the order in which they are asked.
 HOOKS = ("USER", "API_KEY", "ACCOUNT")
+
+
 #: What a hook may return.
 _NAMES = "a row of a model, a text, a whole number, a UUID or None"
+
+
 #: The default hooks: what they read, and the name of the hook that can replace them.
 _SOURCES = {"user": ("request.user", "USER"), "api_key": ("request.auth", "API_KEY")}
 
@@ -344,3 +367,60 @@ def _identity(user_id: int | str | None, api_key: str | None, address: str) -> I
 def _identity_at(user_id: int | str | None, api_key: str | None, remote: str) -> Identity:
     """Do the same as `_identity`. `remote` is a REMOTE_ADDR that is the client's address."""
     return _identity(user_id, api_key, address_key(remote) or unknown(remote))
+
+
+def with_account(identity: Identity) -> Identity:
+    """Return an identity that was not read from a request, with the account that requests of its key have.
+
+    Raise ImproperlyConfigured if the identity must name its account itself, or if no request has one of its names.
+    """
+    for kind in ("user", "api_key", "account"):
+        key = getattr(identity, kind)
+        if key is not None:
+            _check_spelling(kind, key)
+    if identity.address is not None:
+        _check_address(identity.address)
+    for key in identity.view_keys:
+        if not key.startswith("view_key:"):
+            raise ImproperlyConfigured(
+                f"{key!r} is not the key of a view: write view_keys=('header:X-Tenant=acme',), with a comma at the end."
+            )
+    key = identity.user or identity.api_key
+    if key is None or (identity.account is not None and conf.ACCOUNT is not None):
+        return identity
+    if conf.ACCOUNT is None:
+        account = f"account:{key.removeprefix('user:')}"
+        if identity.account not in (None, account):
+            raise ImproperlyConfigured(
+                f"The identity {key} has the account {identity.account!r}, but without RATELIMITS['ACCOUNT'] all"
+                f" requests of {key} have the account {account!r}: leave the account out."
+            )
+        return identity._replace(account=account)
+    if conf.ONE_ACCOUNT_PER_KEY:
+        raise ImproperlyConfigured(
+            f"The identity {key} has no account. With RATELIMITS['ONE_ACCOUNT_PER_KEY'], its limits are in the shard of"
+            " its account: write Identity(…, account='account:…')."
+        )
+    return identity
+
+
+@lru_cache(maxsize=8192)
+def _check_spelling(kind: str, key: str) -> None:
+    """Raise ImproperlyConfigured if no request can have a key."""
+    name = key.removeprefix(f"{kind}:")
+    right = respelled(name, of_account=kind == "account")
+    wanted = f"{kind}:{ledger_name(right)}" if kind == "account" else ledger_name(f"{kind}:{right}")
+    if key != wanted:
+        raise ImproperlyConfigured(
+            f"No request has the key {key!r}, since its text needs another spelling: write {wanted!r}. The function"
+            " ratelimits.identity.name_of returns the name of any user, API key or account."
+        )
+
+
+@lru_cache(maxsize=8192)
+def _check_address(key: str) -> None:
+    """Raise ImproperlyConfigured if no request is counted under a key of an address."""
+    text = key.removeprefix("ip:").removesuffix("/64")
+    wanted = address_key(text)
+    if key not in (wanted, UNKNOWN_ADDRESS, NO_CLIENT):
+        raise ImproperlyConfigured(f"No request has the address {key!r}: write {wanted or 'ip:203.0.113.9'!r}.")
