@@ -85,11 +85,14 @@ class TestServers:
         self._wait_for_no_disk()
 
     def _wait_for_no_disk(self) -> None:
-        """Let PostgreSQL not wait for the disk: no test cuts this machine's power."""
+        """Let PostgreSQL not wait for the disk: no test cuts this machine's power.
+
+        It also gathers no statistics by itself: the plan of a query would depend on the moment.
+        """
         import psycopg
 
         with psycopg.connect(self.url_of_database("postgres"), autocommit=True) as connection:
-            for setting in ("fsync", "full_page_writes", "synchronous_commit"):
+            for setting in ("fsync", "full_page_writes", "synchronous_commit", "autovacuum"):
                 connection.execute(f"ALTER SYSTEM SET {setting} = off")
             connection.execute("SELECT pg_reload_conf()")
 
