@@ -79,7 +79,7 @@ FAULTS = (
     ),
     Fault(
         "a response that an async operation makes has no headers",
-        "ninja/__init__.py",
+        "ninja.py",
         "ninja",
         "_with_headers(await operation(request, **values), answer)",
         "await operation(request, **values)",
