@@ -79,7 +79,7 @@ def layers(url: str) -> list[Case]:
     from ratelimits.engine.decide import decide_call
     from ratelimits.engine.resp import resp
     from ratelimits.quota import checking, waiting
-    from ratelimits.quota.answers.answer import ONE_REQUEST
+    from ratelimits.quota.costs import ONE_REQUEST
 
     server, raw = ours.engine_server(), floors.RawSocket(url)
     command = Command(server.keyspace, ours.call_of(ours.three_limits(), time.time_ns() // 1000))
@@ -123,13 +123,15 @@ def steps() -> list[Case]:
     from benchmarks.support.pipelines import run_of
     from ratelimits import rules
     from ratelimits.addresses.proxies import address_of
+    from ratelimits.answers import headers
+    from ratelimits.answers.answer import Answer
     from ratelimits.engine.call import new_nonce
     from ratelimits.engine.command import Command
     from ratelimits.engine.server import current_server
     from ratelimits.identity import Identity, identify
-    from ratelimits.quota import checking, costs, headers
-    from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
-    from ratelimits.quota.answers.responses import costs_of
+    from ratelimits.quota import checking, costs
+    from ratelimits.quota.costs import ONE_REQUEST
+    from ratelimits.quota.view_costs import costs_of
     from ratelimits.throttling import QuotaThrottle
 
     request, server = in_place.drf_request(), ours.engine_server()

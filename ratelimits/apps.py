@@ -47,10 +47,13 @@ class RatelimitsConfig(AppConfig):
         from ratelimits.models.raw import adoption, fixtures  # noqa: F401  (connects its signal handlers)
         from ratelimits.quota import process_totals
         from ratelimits.rules import groups
+        from ratelimits.status import readings
+        from ratelimits.telemetry import state
         from ratelimits.usage import process_totals as stored_totals
 
         process_totals.write_with(stored_totals.write)
         groups.watch()
+        state.sources[:] = [readings.read]
         telemetry.start()
         pre_migrate.connect(routers.read_database, sender=self, dispatch_uid="ratelimits.routers")
         post_migrate.connect(adoption.adopt_after_migrate, sender=self, dispatch_uid="ratelimits.adoption")

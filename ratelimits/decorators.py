@@ -13,23 +13,23 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from ratelimits import unknown_names
+from ratelimits.answers.answer import Answer
+from ratelimits.answers.responses import arefusal, refusal, with_headers
 from ratelimits.conf import shown
 from ratelimits.identity import aidentify, identify
 from ratelimits.quota import finishing
-from ratelimits.quota.answers.answer import Answer
-from ratelimits.quota.answers.client_costs import Bounds, CostOutOfBounds, check_bounds
-from ratelimits.quota.answers.responses import (
+from ratelimits.quota.costs import WrongCost
+from ratelimits.quota.view_costs import (
+    Bounds,
     Cost,
-    arefusal,
+    CostOutOfBounds,
+    check_bounds,
     costs_of,
     out_of_bounds,
-    refusal,
     scope_of,
     view_name,
-    with_headers,
     wrong_cost,
 )
-from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
 from ratelimits.view_keys import AskedView, Key, awith_view_keys, check_key, with_view_keys
 

@@ -16,22 +16,14 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.urls import Resolver404, resolve
 
+from ratelimits.answers.answer import Answer
+from ratelimits.answers.caching import kept_for_caller
+from ratelimits.answers.responses import arefusal, refusal, with_headers
 from ratelimits.conf import conf
 from ratelimits.identity import aidentify, identify
 from ratelimits.quota import finishing
-from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
-from ratelimits.quota.answers.caching import kept_for_caller
-from ratelimits.quota.answers.client_costs import CostOutOfBounds
-from ratelimits.quota.answers.responses import (
-    arefusal,
-    costs_of,
-    out_of_bounds,
-    refusal,
-    scope_of,
-    with_headers,
-    wrong_cost,
-)
-from ratelimits.quota.costs import WrongCost
+from ratelimits.quota.costs import ONE_REQUEST, WrongCost
+from ratelimits.quota.view_costs import CostOutOfBounds, costs_of, out_of_bounds, scope_of, wrong_cost
 from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
 from ratelimits.view_keys import AskedView, Key, awith_view_keys, with_view_keys
 

@@ -16,10 +16,10 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from ratelimits import unknown_names
+from ratelimits.answers.answer import Answer
+from ratelimits.answers.responses import arefusal, refusal, with_headers
 from ratelimits.decorators import AnyCost, adecided, aended_if_it_fails, decided, ended_if_it_fails
-from ratelimits.quota.answers.answer import Answer
-from ratelimits.quota.answers.client_costs import Bounds, CostOutOfBounds, check_bounds
-from ratelimits.quota.answers.responses import arefusal, out_of_bounds, refusal, scope_of, view_name, with_headers
+from ratelimits.quota.view_costs import Bounds, CostOutOfBounds, check_bounds, out_of_bounds, scope_of, view_name
 from ratelimits.view_keys import Key, check_key
 
 Operation = TypeVar("Operation", bound=Callable[..., Any])

@@ -178,15 +178,15 @@ def _empty_server(_steward: redis.Redis) -> None:
     """Give every test an empty server, and a process that has nothing left to send, and has decorated no function."""
     from ratelimits import logs, unknown_names
     from ratelimits.engine import memory
-    from ratelimits.engine.server import isolate
+    from ratelimits.engine.server import breaker, isolate
     from ratelimits.engine.transport.probing import prober
-    from ratelimits.quota import checking, from_memory, meters
+    from ratelimits.quota import from_memory, meters
 
     isolate("")  # a test that was rolled back had its own keys
     logs.forget()
     unknown_names.forget_decorators()
     memory.forget()
-    checking.breaker.succeeded()
+    breaker.succeeded()
     with prober._lock:
         prober._watched.clear()  # nobody waits any more for a server of an earlier test
     meters.forget()

@@ -32,12 +32,12 @@ from rest_framework.test import force_authenticate
 from rest_framework.views import APIView
 
 from ratelimits import rules
+from ratelimits.answers.answer import Answer
 from ratelimits.decorators import limited
 from ratelimits.embedded import free_port
 from ratelimits.middleware import QuotaMiddleware
 from ratelimits.models import Access, KeyOverride, Line, Plan, PlanMembership
 from ratelimits.quota import receipts
-from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.costs import WrongCost
 from ratelimits.throttling import QuotaThrottle
 from tests.support.entry_points import away, begin_afresh, counted

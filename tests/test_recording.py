@@ -17,9 +17,10 @@ from django.core.management import call_command
 from django.db import OperationalError, connection
 
 from ratelimits import recording
+from ratelimits.answers.answer import Answer
 from ratelimits.identity import Identity
 from ratelimits.models import Access, RecordedRequest
-from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
+from ratelimits.quota.costs import ONE_REQUEST
 from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
 from ratelimits.tasks import compact
 from ratelimits.usage.retention import compact as compacting

@@ -62,7 +62,7 @@ RUN_BY = {
     "def refused(request, answer)": "tests/test_alike.py::test_the_function_of_the_documentation_works",
     "TENANT_APPS": "tests/test_routers.py::test_the_tenants_of_django_tenants_share_the_tables",
     "class ChatView": "tests/quota/test_settling.py::test_the_view_of_the_page_settles_its_stream",
-    "def prices(request)": "tests/quota/answers/test_caching.py::test_the_page_of_the_documentation_is_cached",
+    "def prices(request)": "tests/answers/test_caching.py::test_the_page_of_the_documentation_is_cached",
     "class Answers": "tests/quota/test_settling.py::test_the_view_of_the_page_about_costs_has_bounds",
     "def verified(secret": "tests/alerts/test_deliver.py::test_the_documented_receiver_takes_a_webhook_and_no_other",
     "import json, os, stripe": (

@@ -129,7 +129,7 @@ def _watched() -> list[Case]:
     from opentelemetry.sdk.trace import TracerProvider
 
     from benchmarks.measured import in_place
-    from ratelimits.quota.answers import observing
+    from ratelimits.answers import observing
 
     # No exporter is set, so finished spans are dropped: a project chooses how to send spans, and sends them in another
     # thread.

@@ -71,6 +71,15 @@ def _address_key(text: str) -> str | None:
     return None if address is None else f"ip:{address}"
 
 
+def coarser_keys(key: str) -> tuple[str, ...]:
+    """Return the keys that new addresses can share while memory is short, the finest first: of its network, and of all.
+
+    Return none if `key` is not the key of an address.
+    """
+    network = network_of(key)
+    return () if network is None else (network, SHARED_ADDRESS)
+
+
 def network_of(key: str) -> str | None:
     """Return the key that the new addresses of a network share: "ip:203.0.113.0/24" for "ip:203.0.113.9".
 

@@ -26,6 +26,8 @@ from rest_framework.views import APIView
 from ratelimits import rules
 from ratelimits.algorithms import calendar
 from ratelimits.algorithms.parsing import HORIZON
+from ratelimits.answers import observing
+from ratelimits.answers.answer import Answer
 from ratelimits.api import windows
 from ratelimits.api.serializers import Query, ReportQuery, UsageQuery, cursor, max_span, span_error
 from ratelimits.api.windows import DAY, WindowQuery
@@ -39,8 +41,6 @@ from ratelimits.models.customers import NameSpan, is_waiting
 from ratelimits.models.keys import canonical_account, spelled_key
 from ratelimits.models.ledger import moment
 from ratelimits.quota import finishing, without_decision
-from ratelimits.quota.answers import observing
-from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.from_memory import by_row
 from ratelimits.quota.prepared import commands_by
 from ratelimits.quota.standings import UNAVAILABLE, Choice, run_uncounted, standings

@@ -85,6 +85,11 @@ class Use(NamedTuple):
         return reached
 
 
+def coarser() -> int:
+    """Return how many of the two keys that new addresses can share are in use: none, that of the network, or both."""
+    return min(level, Shortage.SHORT)
+
+
 def use_of(info: Mapping[str, Any]) -> Use | None:
     """Return how much memory a server uses, by its INFO. Return None if it names no maximum."""
     most = int(info.get("maxmemory", 0))

@@ -1,6 +1,7 @@
-"""Find the Redis server and the namespace that the settings name. Decisions are made on this server.
+"""Find the Redis server and the namespace that the settings name, and know whether to ask it now.
 
-The namespace is a part of each Redis key. Projects that share a server have different namespaces.
+Decisions are made on this server. The namespace is a part of each Redis key. Projects that share a server have
+different namespaces.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from typing import Any
 import redis
 from django.core.signals import setting_changed
 from redis.cluster import RedisCluster
-from redis.exceptions import RedisClusterException, RedisError
+from redis.exceptions import RedisClusterException, RedisError, ResponseError
 
 from ratelimits.conf import conf
 from ratelimits.engine.cluster.wire import ClusterWire
 from ratelimits.engine.keys import LONGEST_NAMESPACE, Keyspace
-from ratelimits.engine.transport.connection import NotReached
+from ratelimits.engine.transport.breaker import Breaker, NodeUnavailable
+from ratelimits.engine.transport.connection import Interrupted, NotReached, Unavailable
 from ratelimits.engine.transport.wire import Wire, configured
 
+#: The errors after which a failure policy decides: the server could not be asked, or did not do what it was asked.
+UNDECIDED = (Unavailable, ResponseError)
 #: If no node of a cluster answers, the process tries again after this number of seconds.
 PAUSE = 1.0
 #: Do not try the cluster again before this moment of the monotonic clock (seconds).
@@ -31,6 +35,9 @@ _not_before = 0.0
 _test_suffix = ""
 #: Returns the suffix of the namespace outside isolated tests. `separate_by` replaces it.
 _process_suffix: Callable[[], str] = str
+#: Called before each decision, and before each use of the rules: notices that another test has begun or ended.
+#: `ratelimits.testing` sets it. None outside of tests.
+before_use: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,25 @@ def current_server() -> Server:
 @cache
 def _current_wire() -> Wire:
     return _wire(conf.CACHE_ALIAS, conf.TIMEOUT)
+
+
+def _probe() -> None:
+    """Raise an error if the server is not back."""
+    current_server().wire.probe()
+
+
+#: Says whether this process should ask the server now.
+breaker = Breaker(probe=_probe)
+
+
+def note_failure(error: BaseException | None) -> None:
+    """Note a failed call in the breaker.
+
+    If one node of a cluster fails, other nodes may answer. If the caller was stopped, the server did not fail. So the
+    breaker does not count these errors, and no errors that the server sent.
+    """
+    if isinstance(error, Unavailable) and not isinstance(error, (NodeUnavailable, Interrupted)):
+        breaker.failed(error.event)
 
 
 def _namespace() -> str:

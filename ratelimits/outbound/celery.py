@@ -17,6 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ratelimits.algorithms.limits import Algorithm
 from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.answers.answer import Answer
 from ratelimits.engine import Mode
 from ratelimits.engine.clock import clock
 from ratelimits.engine.program import Program
@@ -24,8 +25,7 @@ from ratelimits.outbound import waiting
 from ratelimits.outbound.deciding import Outbound, Turn, WaitTooLong, algorithm_from_rate
 from ratelimits.outbound.waiting import costs_by_meter
 from ratelimits.quota import finishing
-from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
-from ratelimits.quota.costs import valid_costs
+from ratelimits.quota.costs import ONE_REQUEST, valid_costs
 
 #: The header of a task's message that contains the task's permit. In a permit, `at` is the moment at which the task may
 #: run (in s since 1970 UTC). `granted` is the same moment by the server's clock (in µs). `retries` is the number of

@@ -18,18 +18,17 @@ from redis.exceptions import ResponseError
 from ratelimits.algorithms import typed_rates
 from ratelimits.algorithms.limits import Algorithm, LeakyBucketQueue
 from ratelimits.algorithms.parsing import HORIZON, MICROSECONDS
+from ratelimits.answers import observing
+from ratelimits.answers.answer import Answer
 from ratelimits.conf import conf
 from ratelimits.engine import ANY, Decision, Stale, Unavailable
 from ratelimits.engine.call import Call, Op
 from ratelimits.engine.decision import handed_over
 from ratelimits.engine.program import Term, program
-from ratelimits.engine.transport.breaker import NodeUnavailable
-from ratelimits.engine.transport.connection import Interrupted
+from ratelimits.engine.server import breaker, note_failure
 from ratelimits.identity import NO_CLIENT, Identity, kinds_in_account
 from ratelimits.logs import bounded
-from ratelimits.quota import checking, meters, without_decision
-from ratelimits.quota.answers import observing
-from ratelimits.quota.answers.answer import Answer
+from ratelimits.quota import meters, without_decision
 from ratelimits.quota.checking import RELOADS
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.prepared import Prepared, prepare
@@ -178,25 +177,22 @@ class Outbound:
                 # `announces` tells the script that a refused caller waits until a lease is released. A caller that
                 # accepts no wait does not wait for a lease.
                 call = self._call(prepared, version, accepted_wait)._replace(announces=accepted_wait != 0)
-                if not checking.breaker.closed:
+                if not breaker.closed:
                     break
                 try:
                     decision = yield from self._decide(call, prepared)
                 except Stale as stale:
-                    checking.breaker.succeeded()
+                    breaker.succeeded()
                     newer = stale.version
                     continue
                 if decision is None:
                     return _UNLIMITED
-                checking.breaker.succeeded()
+                breaker.succeeded()
                 return _turn(decision)
         except without_decision.RefusedByPolicy as refused:
             return _turn_of(refused.answer)
         except (RulesUnavailable, Unavailable, ResponseError) as error:
-            # If one node of a cluster fails, other nodes may answer. If the caller was stopped, Redis did not fail. So
-            # the breaker does not count these errors.
-            if isinstance(error, Unavailable) and not isinstance(error, (NodeUnavailable, Interrupted)):
-                checking.breaker.failed(error.event)
+            note_failure(error)
             logger.error("There is no decision on %s (%s), so the failure policy decides", self.name, error)
         return self._by_policies(prepared)
 

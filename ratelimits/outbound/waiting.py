@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ratelimits import rules
 from ratelimits.algorithms.limits import Algorithm
+from ratelimits.answers.answer import Answer
 from ratelimits.engine import Decision, Receipt, Unavailable, asettle, settle
 from ratelimits.engine.call import Call, Op, shard
 from ratelimits.engine.clock import clock
@@ -35,8 +36,7 @@ from ratelimits.outbound.deciding import (
     algorithm_from_rate,
 )
 from ratelimits.quota import finishing
-from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
-from ratelimits.quota.costs import valid_costs
+from ratelimits.quota.costs import ONE_REQUEST, valid_costs
 
 T = TypeVar("T")
 

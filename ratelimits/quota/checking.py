@@ -13,20 +13,18 @@ from django.db.models.signals import post_migrate
 from redis.exceptions import ResponseError
 
 from ratelimits import rules
+from ratelimits.answers import observing
+from ratelimits.answers.answer import PASSED, Answer
 from ratelimits.conf import conf
 from ratelimits.engine import Decision, Full, Lost, Stale, Unanswered, Unavailable
 from ratelimits.engine.call import Call
 from ratelimits.engine.command import Command
 from ratelimits.engine.decide import adecide_call, decide_call
-from ratelimits.engine.server import current_server
-from ratelimits.engine.transport.breaker import Breaker, NodeUnavailable
-from ratelimits.engine.transport.connection import Interrupted
+from ratelimits.engine.server import breaker, current_server, note_failure
 from ratelimits.identity import Identity
 from ratelimits.logs import bounded
 from ratelimits.quota import access, from_memory, meters, process_totals, without_decision
-from ratelimits.quota.answers import observing
-from ratelimits.quota.answers.answer import ONE_REQUEST, PASSED, Answer
-from ratelimits.quota.costs import valid_costs
+from ratelimits.quota.costs import ONE_REQUEST, valid_costs
 from ratelimits.quota.from_memory import denials
 from ratelimits.quota.prefetch import spending
 from ratelimits.quota.prefetch.permits import Fetch, PrefetchedPermits
@@ -56,15 +54,6 @@ _ATTEMPTS = range(1 + RELOADS + 1)  # the first call, its repetitions, and the l
 
 #: `_new(Answer, values)` makes an Answer from the values of all its fields, in half the time of `Answer(…)`.
 _new = tuple.__new__
-
-
-def _probe() -> None:
-    """Raise an error if Redis is not back."""
-    current_server().wire.probe()
-
-
-breaker = Breaker(probe=_probe)
-breaker.on_change = observing.breaker_changed
 
 
 def forget(**kwargs: object) -> None:
@@ -430,8 +419,7 @@ def _note_failure(error: BaseException, identity: Identity, costs: Mapping[str, 
     """
     policy_answers = isinstance(error, (RulesUnavailable, Unavailable, ResponseError))
     cause = error if policy_answers else error.__cause__
-    if isinstance(cause, Unavailable) and not isinstance(cause, (NodeUnavailable, Interrupted)):
-        breaker.failed(cause.event)
+    note_failure(cause)
     if isinstance(cause, Unanswered):
         process_totals.unanswered(identity.account_id, usage_key(identity), costs)
     if not policy_answers:

@@ -9,6 +9,9 @@ from ratelimits.conf import shown
 from ratelimits.conf.setting_rules import MAX_COST
 from ratelimits.engine.keys import LONGEST_NAME
 
+#: The default cost of a request, as a mapping and as a tuple of pairs (meter, cost).
+ONE_REQUEST: Mapping[str, int] = {"requests": 1}
+ONE_ITEM = tuple(ONE_REQUEST.items())
 _HINT = ". If clients choose it, give its bounds (throttle_cost_bounds)"
 #: Maximum number of meters that count one request.
 MAX_METERS = 16

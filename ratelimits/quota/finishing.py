@@ -21,10 +21,10 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from redis.exceptions import ResponseError
 
+from ratelimits.answers.answer import Answer
 from ratelimits.conf import conf
 from ratelimits.engine import AlreadySettled, Decision, Receipt, Stale, Unavailable, arefund, arelease, refund, release
 from ratelimits.logs import bounded
-from ratelimits.quota.answers.answer import Answer
 
 logger = bounded(__name__)
 

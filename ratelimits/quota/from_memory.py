@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from ratelimits import rules
 from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.answers.answer import Answer
 from ratelimits.conf import conf
 from ratelimits.engine import Decision
 from ratelimits.engine.publish import publications
@@ -18,7 +19,7 @@ from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.logs import bounded
 from ratelimits.quota import access, process_totals
-from ratelimits.quota.answers.answer import ONE_ITEM, ONE_REQUEST, Answer
+from ratelimits.quota.costs import ONE_ITEM, ONE_REQUEST
 from ratelimits.quota.prepared import Prepared, PreparedCommands, commands_by
 from ratelimits.quota.refusals.deny_cache import DenyCache, Sender, StoredRefusal
 from ratelimits.rules import AccessRow, RulesUnavailable

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.answers import headers
 from ratelimits.conf import conf
 from ratelimits.engine import Meter, Mode, Usage, memory, memory_watch
 from ratelimits.engine.call import Call, Op
@@ -21,13 +22,12 @@ from ratelimits.engine.program import MAX_LIMITS, Program, Term, program
 from ratelimits.engine.publish import publications
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity, kinds_in_account
-from ratelimits.quota import headers
 from ratelimits.quota.prefetch.permits import Fetch, PrefetchedPermits
 from ratelimits.rules import AppliedRule, Selection, Snapshot, UnreadableRule
 from ratelimits.rules.selection import key_of
 
 if TYPE_CHECKING:
-    from ratelimits.quota.answers.answer import Answer
+    from ratelimits.answers.answer import Answer
 
 #: Maximum number of meters of all prepared commands of a process together. (Most commands have one meter. A command
 #: with many meters needs more memory.) When this number is reached, the cache is emptied.

@@ -19,7 +19,7 @@ from ratelimits.engine import Decision, Lost, Mode, NotSent, Stale, Standing, Un
 from ratelimits.engine.call import Call, Op
 from ratelimits.engine.decide import decide_call
 from ratelimits.engine.program import program
-from ratelimits.engine.server import current_server
+from ratelimits.engine.server import UNDECIDED, current_server
 from ratelimits.identity import Identity, kinds_in_account
 from ratelimits.models.keys import key_name
 from ratelimits.quota.checking import RELOADS
@@ -29,7 +29,7 @@ from ratelimits.rules import AppliedRule, ExplainedRule, RulesUnavailable, Selec
 from ratelimits.rules.selection import GLOBAL_KEY, key_of, plain_key
 
 #: The errors that are raised if the rules cannot be read or Redis cannot be asked.
-UNAVAILABLE = (RulesUnavailable, Unavailable, ResponseError)
+UNAVAILABLE = (RulesUnavailable, *UNDECIDED)
 
 #: Maximum number of rules in one call of `live_limits`. A call with more rules would take long to compile.
 _MAX_RULES_PER_CALL = 60

@@ -15,11 +15,11 @@ from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest
 
 from ratelimits import recording
+from ratelimits.answers.answer import Answer
 from ratelimits.conf import conf
 from ratelimits.engine.clock import clock
 from ratelimits.identity import Identity
 from ratelimits.quota import checking, finishing, prepared
-from ratelimits.quota.answers.answer import Answer
 
 
 class Waiters:

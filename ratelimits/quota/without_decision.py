@@ -12,11 +12,11 @@ from contextlib import contextmanager
 
 from ratelimits import rules
 from ratelimits.algorithms.limits import Algorithm
+from ratelimits.answers.answer import Answer
 from ratelimits.conf import conf
 from ratelimits.engine import Decision, Mode
 from ratelimits.identity import Identity
 from ratelimits.quota import meters, process_totals
-from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.fallback import LocalLimiter
 from ratelimits.quota.prepared import Prepared, usage_key
 from ratelimits.rules import AppliedRule, UnreadableRule

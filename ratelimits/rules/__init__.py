@@ -37,12 +37,11 @@ __all__ = [
     "areload",
     "aselect",
     "aselect_exact",
-    "before_use",
     "current",
-    "follow",
     "forget",
     "in_memory",
     "ledger_usage",
+    "read_as",
     "reload",
     "replace_rules",
     "use_clock",
@@ -59,8 +58,7 @@ forget = _loader.forget
 replace_rules = _loader.replace_rules
 use_clock = _loader.use_clock
 are_replaced = _loader.are_replaced
-follow = _loader.follow
-before_use = _loader.before_use
+read_as = _loader.read_as
 ledger_usage = _loader.ledger_usage
 aledger_usage = _loader.aledger_usage
 

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from ratelimits.conf import conf
+from ratelimits.engine import server
 from ratelimits.logs import bounded
 from ratelimits.models.versions import ConfigVersion
 from ratelimits.rules import groups, keyed, ledger, rows
@@ -42,9 +43,6 @@ def _now() -> int:
 
 class Loader:
     """Holds the newest snapshot of this process and updates it. `clock` returns µs since 1970 UTC."""
-
-    #: Called before each use of the rules, if `follow` has set it.
-    _before_use: Callable[[], None] | None = None
 
     def __init__(self, clock: Callable[[], int] = _now) -> None:
         self._clock = clock
@@ -77,8 +75,8 @@ class Loader:
 
         Later calls make no query. Every RELOAD_INTERVAL the rules are read again in the background.
         """
-        if self._before_use is not None:
-            self._before_use()
+        if server.before_use is not None:
+            server.before_use()
         # Do not call `_now` here: this line runs at every decision, and a call would make it slower.
         current = self._current
         now = time.time_ns() // 1000 if self._clock is _now else self._clock()
@@ -91,8 +89,8 @@ class Loader:
 
     async def acurrent(self) -> Snapshot:
         """Do the same as `current`, in async code."""
-        if self._before_use is not None:
-            self._before_use()
+        if server.before_use is not None:
+            server.before_use()
         if self._current is None:
             return await self._thread.wait_async(self._submit(self._load, 0))
         return self.current()
@@ -109,14 +107,14 @@ class Loader:
 
         If the database cannot be asked, raise RulesUnavailable. The current rules then stay in force.
         """
-        if self._before_use is not None:
-            self._before_use()
+        if server.before_use is not None:
+            server.before_use()
         return self._thread.wait(self._submit(self._load, minimum_version))
 
     async def areload(self, minimum_version: int | None = None) -> Snapshot:
         """Do the same as `reload`, in async code."""
-        if self._before_use is not None:
-            self._before_use()
+        if server.before_use is not None:
+            server.before_use()
         return await self._thread.wait_async(self._submit(self._load, minimum_version))
 
     async def aload(self, missing: MissingRows) -> Snapshot:
@@ -143,18 +141,13 @@ class Loader:
             self._newer_in_redis = self._logged_newer = 0
             self._wanted, self._wanted_users = set(), set()
 
-    @classmethod
-    def follow(cls, before_use: Callable[[], None], lender: Lender) -> None:
-        """From now on, let all loaders call `before_use` before each use of the rules, and read them as `lender` says.
+    @staticmethod
+    def read_as(lender: Lender) -> None:
+        """From now on, let all loaders read the rules as `lender` says.
 
         This is for `ratelimits.testing`: the rules of a test are not committed.
         """
-        cls._before_use, QueryThread.lender = staticmethod(before_use), lender
-
-    def before_use(self) -> None:
-        """Do what `follow` has set. Code that asks Redis without reading the rules calls this first."""
-        if self._before_use is not None:
-            self._before_use()
+        QueryThread.lender = lender
 
     def are_replaced(self) -> bool:
         """Return whether a test replaces the rules."""

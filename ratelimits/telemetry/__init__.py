@@ -11,8 +11,8 @@ from types import ModuleType
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
+from ratelimits.answers import observing
 from ratelimits.conf import conf
-from ratelimits.quota.answers import observing
 
 #: For each value of the setting TELEMETRY: the module with its observers. The value is also the name of a pip extra.
 _MODULES = {"prometheus": "ratelimits.telemetry.prometheus", "opentelemetry": "ratelimits.telemetry.opentelemetry"}

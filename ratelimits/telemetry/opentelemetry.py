@@ -13,7 +13,7 @@ from opentelemetry.metrics import CallbackOptions
 from opentelemetry.metrics import Observation as Measured
 from opentelemetry.trace import SpanKind
 
-from ratelimits.quota.answers.observing import Observation, RequestOutcome
+from ratelimits.answers.observing import Observation, RequestOutcome
 from ratelimits.telemetry import state
 
 _NAME = "ratelimits"

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from ratelimits.quota.answers.observing import Observation
+from ratelimits.answers.observing import Observation
 from ratelimits.telemetry import state
 
 #: Upper bounds of the histogram's buckets in seconds: a decision usually takes less than a millisecond.

@@ -112,7 +112,8 @@ class Tests:
             self._connected(connection)
         connection_created.connect(self._connected, dispatch_uid=__name__)
         edit_begins.connect(self._note_edit, dispatch_uid=__name__)
-        rules.follow(self.follow, self)
+        server.before_use = self.follow
+        rules.read_as(self)
 
     def _note_edit(self, using: str, **kwargs: Any) -> None:
         """Remember that a versioned row is being written, since in a test no commit publishes the edit."""

@@ -7,7 +7,8 @@ framework's own classes, and decide by rates in code and settings.
 from __future__ import annotations
 
 from ratelimits.throttling.by_rates import AnonRateThrottle, ScopedRateThrottle, SimpleRateThrottle, UserRateThrottle
-from ratelimits.throttling.by_rules import QuotaBlocked, QuotaRefused, QuotaThrottle, QuotaUnavailable
+from ratelimits.throttling.by_rules import QuotaThrottle
+from ratelimits.throttling.refusing import QuotaBlocked, QuotaRefused, QuotaUnavailable
 
 __all__ = [
     "AnonRateThrottle",

@@ -19,19 +19,19 @@ from rest_framework.request import Request
 from rest_framework.settings import api_settings
 
 from ratelimits.addresses.proxies import address_of
+from ratelimits.addresses.reading import coarser_keys
 from ratelimits.algorithms import typed_rates
 from ratelimits.algorithms.limits import Limit, SlidingLog
 from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.answers import headers
+from ratelimits.answers.answer import Answer
 from ratelimits.conf import conf, shown
 from ratelimits.engine import memory, memory_watch
 from ratelimits.engine.clock import clock
 from ratelimits.engine.keys import ledger_name
 from ratelimits.naming import spelled
-from ratelimits.quota import headers
-from ratelimits.quota.answers.answer import Answer
-from ratelimits.quota.shortage import sharing
-from ratelimits.throttling.by_rules import raise_refusal
 from ratelimits.throttling.deciding import check_limits, is_known
+from ratelimits.throttling.refusing import raise_refusal
 from ratelimits.throttling.view_headers import REFUSED, add_fields
 
 if TYPE_CHECKING:
@@ -166,11 +166,11 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         return self.throttle_success() if outcome.all_admit else True
 
     def _affordable_key(self, request: Request, view: APIView, key: Any) -> Any:
-        """Return the cache key that counts a request without a new state in Redis, if possible (see `quota.shortage`).
+        """Return the cache key that counts a request without a new state in Redis, if possible (see `engine.memory`).
 
         `key` is the request's own cache key. Return it if Redis has its state, or if it does not contain an address.
         """
-        for address in sharing.shared_addresses(address_of(getattr(request, "_request", request))):
+        for address in coarser_keys(address_of(getattr(request, "_request", request)))[: memory.coarser()]:
             self._shared_address = address
             try:
                 coarser = self.get_cache_key(request, view)

@@ -9,20 +9,15 @@ from collections.abc import Sequence
 from decimal import Decimal
 from time import perf_counter_ns
 
-from ratelimits import rules
 from ratelimits.algorithms.limits import SlidingLog
+from ratelimits.answers import observing
+from ratelimits.answers.answer import PASSED, Answer
 from ratelimits.conf import conf
-from ratelimits.engine import Limit, Unavailable, decide, memory
+from ratelimits.engine import Limit, decide, memory, server
 from ratelimits.engine.decide import call_for
 from ratelimits.engine.known import StatesExist
-from ratelimits.engine.server import current_server
-from ratelimits.engine.transport.breaker import NodeUnavailable
-from ratelimits.engine.transport.connection import Interrupted
+from ratelimits.engine.server import UNDECIDED, breaker, current_server, note_failure
 from ratelimits.logs import bounded
-from ratelimits.quota import checking
-from ratelimits.quota.answers import observing
-from ratelimits.quota.answers.answer import PASSED, Answer
-from ratelimits.quota.standings import UNAVAILABLE
 from ratelimits.signals import request_refused
 
 logger = bounded(__name__)
@@ -53,42 +48,33 @@ def check_limits(limits: Sequence[Limit], now: int | None = None) -> Answer:
 
 
 def _decide(limits: Sequence[Limit], now: int | None) -> Answer:
-    rules.before_use()
-    if not checking.breaker.closed:
+    if server.before_use is not None:
+        server.before_use()
+    if not breaker.closed:
         return _answer_without_decision()
     try:
         decision = decide(limits, now=now)
-    except UNAVAILABLE as error:
-        _note_failure(error)
+    except UNDECIDED as error:
+        note_failure(error)
         logger.error("There is no decision, so FAILURE_POLICY decides: %s", error)
         return _answer_without_decision()
-    checking.breaker.succeeded()
+    breaker.succeeded()
     return Answer(decision.allowed, decision, retry_after=decision.retry_after)
-
-
-def _note_failure(error: Exception) -> None:
-    """Note a failed call in the breaker.
-
-    If one node of a cluster fails, other nodes may answer. If the caller was stopped, Redis did not fail. So the
-    breaker does not count these errors.
-    """
-    if isinstance(error, Unavailable) and not isinstance(error, (NodeUnavailable, Interrupted)):
-        checking.breaker.failed(error.event)
 
 
 def is_known(key: str) -> bool:
     """Return whether Redis has the log of a key. Return True if it cannot be asked: then a failure policy decides."""
     if key in _known:
         return True
-    if not checking.breaker.closed:
+    if not breaker.closed:
         return True
-    server, call = current_server(), call_for([Limit(key, SlidingLog(1, Decimal(1)))])
+    asked, call = current_server(), call_for([Limit(key, SlidingLog(1, Decimal(1)))])
     try:
-        found = bool(server.wire.call(StatesExist(server.keyspace, call, 0), b""))
-    except UNAVAILABLE as error:
-        _note_failure(error)
+        found = bool(asked.wire.call(StatesExist(asked.keyspace, call, 0), b""))
+    except UNDECIDED as error:
+        note_failure(error)
         return True
-    checking.breaker.succeeded()  # perhaps only one call may try: then the decision may follow it
+    breaker.succeeded()  # perhaps only one call may try: then the decision may follow it
     if found:
         if len(_known) >= _MAX_KNOWN:
             _known.clear()

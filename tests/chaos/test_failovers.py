@@ -13,12 +13,12 @@ from django_redis.pool import ConnectionFactory
 
 from ratelimits.engine.call import shard
 from ratelimits.engine.server import current_server
-from ratelimits.engine.transport.breaker import Breaker
-from ratelimits.quota import checking, process_totals
+from ratelimits.quota import process_totals
 from tests.chaos.compared import row_of
 from tests.chaos.load import CALLERS, Load
 from tests.chaos.row import Row
 from tests.support.cluster import Cluster
+from tests.support.entry_points import own_breaker
 from tests.support.eventually import until
 from tests.support.sentinel import Watched
 from tests.support.servers import TestServers, server_binary
@@ -108,7 +108,7 @@ def test_a_failover_under_load(
     monkeypatch: pytest.MonkeyPatch,
     reliability: Callable[[Row], None],
 ) -> None:
-    monkeypatch.setattr(checking, "breaker", Breaker(time.monotonic))
+    own_breaker(monkeypatch)
     process_totals._forget_all()
     with kind(tmp_path, server_binary(servers.redis_kind), how) as fail:
         flow()

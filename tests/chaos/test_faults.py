@@ -12,15 +12,14 @@ from django.db import connection
 from django.test import override_settings
 
 from ratelimits.embedded import EmbeddedServer
-from ratelimits.engine.transport.breaker import Breaker
-from ratelimits.quota import checking, process_totals
+from ratelimits.quota import process_totals
 from tests.chaos.clocks import Clock, started_with
 from tests.chaos.compared import row_of
 from tests.chaos.faults import FAULTS, Fault, Place
 from tests.chaos.load import Load
 from tests.chaos.row import Row
 from tests.support.engine.proxy import Proxy
-from tests.support.entry_points import away
+from tests.support.entry_points import away, own_breaker
 from tests.support.servers import TestServers, server_binary
 from tests.support.usage.traffic import flow
 
@@ -94,7 +93,7 @@ def _at(server: EmbeddedServer) -> dict[str, Any]:
 def test_a_fault_breaks_no_promise(
     fault: Fault, place: Place, monkeypatch: pytest.MonkeyPatch, long_run: bool, reliability: Callable[[Row], None]
 ) -> None:
-    monkeypatch.setattr(checking, "breaker", Breaker(time.monotonic))
+    own_breaker(monkeypatch)
     process_totals._forget_all()
     with override_settings(CACHES=_at(place.server)):
         flow()  # The ledger learns in which run the server is, so that it can tell a restart.

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from ratelimits.embedded import EmbeddedServer
-from ratelimits.engine.transport.breaker import FAILURES, Breaker
+from ratelimits.engine.transport.breaker import FAILURES
 from ratelimits.identity import Identity
 from ratelimits.quota import checking
 from tests.chaos.load import TIGHT, TIMEOUT, WIDE
 from tests.chaos.row import Hanging
-from tests.support.entry_points import away
+from tests.support.entry_points import away, own_breaker
 from tests.support.servers import TestServers, server_binary
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -81,7 +81,7 @@ def test_only_the_first_few_requests_wait(
         return await spent_by(ask, FAILURES), await spent_by(ask, REQUESTS)
 
     settings.RATELIMITS = {**settings.RATELIMITS, "TIMEOUT": TIMEOUT, "DENY_CACHE_SECONDS": 0, "RELOAD_INTERVAL": 60}
-    monkeypatch.setattr(checking, "breaker", Breaker(time.monotonic))
+    own_breaker(monkeypatch)
     first, others = asyncio.run(measured())
     waited = max(seconds for seconds, _used in first)
     hanging(Hanging(ask.__name__, FAILURES, waited, middle(others, 0) * 1000, middle(others, 0, 0.99) * 1000))

@@ -19,12 +19,12 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from ratelimits.answers.answer import Answer
 from ratelimits.decorators import limited
-from ratelimits.engine.server import current_server
+from ratelimits.engine.server import breaker, current_server
 from ratelimits.engine.transport.idle import IDLE_CONNECTIONS
 from ratelimits.identity import Identity
 from ratelimits.quota import checking
-from ratelimits.quota.answers.answer import Answer
 from ratelimits.rules import query_thread
 from ratelimits.throttling import QuotaThrottle
 from tests.support.entry_points import begin_afresh
@@ -101,7 +101,7 @@ def test_three_thousand_tasks_at_once_cold_and_warm(redis_client: redis.Redis) -
         return connections(redis_client)
 
     assert len(asyncio.run(and_connections()) - before) == 1
-    assert checking.breaker.closed
+    assert breaker.closed
     until_closed(redis_client, before)
 
 
@@ -144,7 +144,7 @@ def test_four_hundred_threads_at_once(redis_client: redis.Redis) -> None:
 
     in_threads(400, work)
     assert answers(found) == Counter(refused=400)
-    assert checking.breaker.closed
+    assert breaker.closed
     assert len(connections(redis_client) - before) <= IDLE_CONNECTIONS
 
 
@@ -191,7 +191,7 @@ def test_a_thousand_views_at_once_behind_asgi(redis_client: redis.Redis, setting
         return found
 
     assert asyncio.run(all_at_once()) == Counter({429: 1000})
-    assert checking.breaker.closed
+    assert breaker.closed
 
 
 def test_short_threads_one_after_the_other_use_one_connection_and_learn_its_run_once(

@@ -19,14 +19,14 @@ from django_redis.pool import ConnectionFactory
 
 from ratelimits import engine, rules
 from ratelimits.algorithms.limits import Concurrency, TokenBucket
+from ratelimits.answers.answer import Answer
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.call import shard
-from ratelimits.engine.server import current_server
+from ratelimits.engine.server import breaker, current_server
 from ratelimits.identity import Identity
 from ratelimits.models import Line, Rule
 from ratelimits.outbound import permits
 from ratelimits.quota import checking, from_memory, operating
-from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.receipts import refund, settle
 from ratelimits.simulate.trial import try_rule
 from ratelimits.status.fact import Level
@@ -178,7 +178,7 @@ def test_over_tls_on_redis_7(tmp_path: Path) -> None:
         with using(server.url):
             assert checking.check(WHO).decision is None
         ConnectionFactory._pools.pop(server.url).disconnect()
-        checking.breaker.succeeded()
+        breaker.succeeded()
         with using(server.url, CONNECTION_POOL_KWARGS=server.pool_kwargs):
             everything()
             current_server().wire.client.close()

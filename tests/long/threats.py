@@ -132,8 +132,8 @@ DEFENCES = (
         "",
     ),
     Defence(
-        "tests/quota/test_headers.py::test_a_name_is_a_quoted_string",
-        "ratelimits.quota.headers:quoted",
+        "tests/answers/test_headers.py::test_a_name_is_a_quoted_string",
+        "ratelimits.answers.headers:quoted",
         "value = _UNPRINTABLE.sub(",
         "(",
     ),

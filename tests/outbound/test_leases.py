@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from ratelimits.algorithms.limits import Concurrency
+from ratelimits.answers import observing
+from ratelimits.answers.observing import Observation
 from ratelimits.engine import Limit, peek, reset
 from ratelimits.identity import Identity
 from ratelimits.outbound import Permit, WaitTooLong, permits
 from ratelimits.outbound.deciding import PROJECT
 from ratelimits.quota import finishing
-from ratelimits.quota.answers import observing
-from ratelimits.quota.answers.observing import Observation
 from tests.support.entry_points import begin_afresh
 from tests.support.eventually import until
 from tests.support.raw import RawRedis

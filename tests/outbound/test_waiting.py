@@ -15,15 +15,13 @@ from django.test import Client
 from django.urls import path
 
 from ratelimits.algorithms.limits import Concurrency, FixedWindow
+from ratelimits.answers import observing
+from ratelimits.answers.observing import Observation
 from ratelimits.decorators import limited
-from ratelimits.engine.transport.breaker import Breaker
 from ratelimits.identity import Identity
 from ratelimits.outbound import Permit, WaitTooLong, permits
-from ratelimits.quota import checking
-from ratelimits.quota.answers import observing
-from ratelimits.quota.answers.observing import Observation
 from ratelimits.quota.costs import WrongCost
-from tests.support.entry_points import away, begin_afresh, counted
+from tests.support.entry_points import away, begin_afresh, counted, own_breaker
 from tests.support.raw import RawRedis
 from tests.support.rows import NEEDED, arule, rule
 
@@ -292,7 +290,7 @@ class TestWithoutRedis:
     @pytest.fixture(autouse=True)
     def _away(self, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         away(settings, 1)
-        monkeypatch.setattr(checking, "breaker", Breaker())
+        own_breaker(monkeypatch)
 
     def test_the_policy_allow_lets_calls_pass(self, call: Callable[..., Permit]) -> None:
         rule("mail", "fixed_window", scope="mailer-api", capacity=1, period=60, on_failure="allow")

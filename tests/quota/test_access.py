@@ -14,6 +14,7 @@ from django.test import AsyncRequestFactory, RequestFactory
 from django.utils import timezone
 
 from ratelimits import rules
+from ratelimits.answers.answer import Answer
 from ratelimits.decorators import limited
 from ratelimits.embedded import free_port
 from ratelimits.engine.counting import Count
@@ -22,7 +23,7 @@ from ratelimits.identity import Identity
 from ratelimits.middleware import QuotaMiddleware
 from ratelimits.models import Access, Account, DurabilityGap, ProcessTotal, Rule
 from ratelimits.quota import access, checking, from_memory, prepared, process_totals
-from ratelimits.quota.answers.answer import Answer
+from ratelimits.rules import AccessRow
 from ratelimits.usage.process_totals import fold
 from ratelimits.usage.process_totals import write as write_totals
 from tests.end_to_end.test_round_trips import commands_of_clients
@@ -68,7 +69,7 @@ class TestDeciding:
         assert {(one.allowed, one.unavailable, one.retry_after, one.decision) for one in answers} == {
             (False, False, None, None)
         }
-        assert answers[0].access is not None
+        assert isinstance(answers[0].access, AccessRow)
         assert (answers[0].access.pk, answers[0].access.status) == (row.pk, 403)
         # The thread that sends the counts may have run meanwhile; but nothing asks for a decision.
         counting = f"EVALSHA {Count.script.sha.decode()}"

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from ratelimits import engine, rules
+from ratelimits.answers.answer import Answer
 from ratelimits.engine.clock import clock
 from ratelimits.identity import Identity
 from ratelimits.models import Account, KeyOverride, Rule, ShardState
 from ratelimits.quota import checking, from_memory
-from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.operating import reset
 from ratelimits.quota.standings import live_limits, standings
 from ratelimits.rules.loader import Loader

@@ -11,6 +11,7 @@ import redis
 from django.db import connection
 
 from ratelimits import rules
+from ratelimits.answers.answer import Answer
 from ratelimits.embedded import free_port
 from ratelimits.engine.counting import Count
 from ratelimits.engine.program import MAX_LIMITS
@@ -18,7 +19,7 @@ from ratelimits.engine.publish import publications
 from ratelimits.identity import Identity
 from ratelimits.models import Account, KeyOverride, Rule
 from ratelimits.quota import checking, from_memory, prepared
-from ratelimits.quota.answers.answer import Answer
+from ratelimits.rules import AppliedRule
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.support.entry_points import Clock, away, begin_afresh, counted
 from tests.support.rows import NEEDED, rule, unsaved
@@ -47,7 +48,7 @@ class TestCapacityZero:
         # The thread that sends the counts may have run meanwhile; but nothing asks for a decision.
         counting = f"EVALSHA {Count.script.sha.decode()}"
         assert [one for one in commands if "EVALSHA" in one and not one.startswith(counting)] == []
-        assert answers[0].binding is not None
+        assert isinstance(answers[0].binding, AppliedRule)
         assert answers[0].binding.rule == row.pk
         fields = answers[0].headers()
         assert fields["RateLimit"] == '"closed";r=0'

@@ -12,14 +12,15 @@ import pytest
 from django.db import connection
 
 from ratelimits import rules
+from ratelimits.answers.answer import Answer
 from ratelimits.conf import conf
 from ratelimits.embedded import free_port
 from ratelimits.engine.keys import Keyspace, shard_of
+from ratelimits.engine.server import breaker
 from ratelimits.engine.transport.breaker import FAILURES, PAUSE
 from ratelimits.identity import Identity
 from ratelimits.models import ConfigVersion, KeyOverride, Rule
 from ratelimits.quota import checking, from_memory, prepared, process_totals
-from ratelimits.quota.answers.answer import Answer
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.support.engine.proxy import Proxy
 from tests.support.entry_points import Clock, away, begin_afresh, counted, queries, short_timeout
@@ -361,7 +362,7 @@ class TestFailures:
         slow(capacity=100)
         check(WHO)
         for _ in range(FAILURES):
-            checking.breaker.failed()
+            breaker.failed()
         clock.now += PAUSE
         Rule.objects.update(capacity=50)
         answer = check(WHO)

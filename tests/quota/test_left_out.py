@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import redis
 
+from ratelimits.answers.answer import Answer
 from ratelimits.embedded import free_port
 from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.identity import Identity
 from ratelimits.models import KeyOverride, Rule
 from ratelimits.outbound import WaitTooLong, permits
 from ratelimits.quota import checking
-from ratelimits.quota.answers.answer import Answer
+from ratelimits.quota.prepared import Prepared
+from ratelimits.rules import AppliedRule
 from tests.support.entry_points import Clock, away, begin_afresh, counted
 from tests.support.rows import rule, unsaved
 
@@ -48,7 +50,7 @@ def test_an_override_that_switches_on_one_rule_too_many_leaves_all_others_as_the
     with caplog.at_level(logging.ERROR):
         answers = [check(WHO) for _ in range(4)]
     assert [one.allowed for one in answers] == [True, True, False, False]
-    assert answers[2].binding is not None
+    assert isinstance(answers[2].binding, AppliedRule)
     assert answers[2].binding.rule == tight.pk
     assert answers[0].headers()["RateLimit"].startswith('"b";r=1')
     assert counted(redis_client)["a requests 0 acme api_key:9 1"] == 2
@@ -64,7 +66,7 @@ def test_shadow_rules_are_left_out_first_and_then_the_last_enforced_ones(check: 
     answers = [check(WHO) for _ in range(2)]
     assert [(one.allowed, one.unavailable) for one in answers] == [(True, False), (False, False)]
     prepared = answers[0].prepared
-    assert prepared is not None
+    assert isinstance(prepared, Prepared)
     assert [one.name for one in prepared.rules if not one.name.startswith("a")] == ["z"]
     assert prepared.left_out == ()
     assert "Nothing is recorded under these shadow rules: Shadow0, Shadow1, Shadow2" in prepared.undecided

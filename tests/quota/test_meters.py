@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from ratelimits import rules
+from ratelimits.answers.answer import Answer
 from ratelimits.engine import command
 from ratelimits.identity import Identity
 from ratelimits.models import Access, Plan, PlanInclusion, PlanPrice, Rule
 from ratelimits.outbound import permits
 from ratelimits.quota import access, checking, from_memory, meters, prepared, process_totals
-from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.meters import MAX_FURTHER
 from ratelimits.rules import RulesUnavailable

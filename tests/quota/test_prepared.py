@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from ratelimits import rules
+from ratelimits.answers.answer import Answer
 from ratelimits.engine import AlreadySettled, Unanswered
 from ratelimits.engine.call import Op
 from ratelimits.engine.counting import Count
@@ -21,7 +22,6 @@ from ratelimits.engine.spent import CountSpent
 from ratelimits.identity import Identity
 from ratelimits.models import KeyOverride, Rule
 from ratelimits.quota import checking, from_memory, prepared, process_totals, receipts
-from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.prefetch import spending
 from ratelimits.quota.prefetch.permits import Fetch, PrefetchedPermits
 from tests.end_to_end.test_round_trips import commands_of_clients

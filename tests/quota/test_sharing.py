@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 
 from ratelimits import rules
+from ratelimits.answers.answer import Answer
 from ratelimits.engine import memory
 from ratelimits.engine.memory import Shortage
 from ratelimits.engine.memory_watch import look
+from ratelimits.engine.server import breaker
 from ratelimits.engine.transport.breaker import FAILURES, PAUSE
 from ratelimits.identity import Identity
 from ratelimits.models import KeyOverride
 from ratelimits.models.keys import key_name
 from ratelimits.quota import checking, from_memory
-from ratelimits.quota.answers.answer import Answer
 from tests.support.engine.memory import FULL, NEAR, SHORT, looking_by_hand, notice, shortage, use_share
 from tests.support.engine.proxy import Proxy
 from tests.support.entry_points import Clock, away, begin_afresh, short_timeout
@@ -246,7 +247,7 @@ def test_the_request_that_tries_again_is_decided_also_if_its_address_is_new(
     assert answers(check, "198.51.100.1") == [True]
     notice(NEAR)
     for _ in range(FAILURES):
-        checking.breaker.failed()
+        breaker.failed()
     assert check(at("203.0.113.1")).decision is None
     clock.now += PAUSE
     assert answers(check, "203.0.113.1", "192.0.2.1") == [True, True]

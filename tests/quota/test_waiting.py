@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import redis
 
+from ratelimits.answers.answer import Answer
 from ratelimits.identity import Identity
-from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.waiting import Waiters, acheck_and_wait, check_and_wait, waiters
 from tests.support.entry_points import Clock, begin_afresh, counted
 from tests.support.rows import arule, rule

@@ -13,13 +13,13 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from ratelimits import rules
+from ratelimits.answers.answer import Answer
 from ratelimits.decorators import limited
 from ratelimits.embedded import free_port
 from ratelimits.engine.call import Op
 from ratelimits.identity import Identity
 from ratelimits.models import ConfigVersion, Plan, Rule
 from ratelimits.quota import checking
-from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.standings import live_limits, run_uncounted
 from tests.support.entry_points import Clock, away, begin_afresh
 from tests.support.rows import rule

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +12,8 @@ from django.db.backends.utils import CursorWrapper
 
 from ratelimits import rules
 from ratelimits.conf import DEFAULTS
-from ratelimits.engine.transport.breaker import Breaker
-from ratelimits.quota import checking, from_memory, process_totals, without_decision
+from ratelimits.engine.server import breaker
+from ratelimits.quota import from_memory, process_totals, without_decision
 from ratelimits.quota.fallback import LocalLimiter
 from ratelimits.quota.prefetch import spending
 from tests.support.raw import RawRedis
@@ -35,13 +36,20 @@ def begin_afresh(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """
     clock = Clock()
     monkeypatch.setattr(spending._background, "_work", lambda: None)
-    monkeypatch.setattr(checking, "breaker", Breaker(clock))
+    own_breaker(monkeypatch, clock)
     monkeypatch.setattr(without_decision, "local", LocalLimiter(clock))
     monkeypatch.setattr(from_memory.denials, "clock", clock)
     spending.clear()
     process_totals._forget_all()
     rules.forget()
     return clock
+
+
+def own_breaker(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float] = time.monotonic) -> None:
+    """Let the process's breaker have this clock, and no thread: one call tries again after each pause."""
+    breaker.succeeded()
+    monkeypatch.setattr(breaker, "_clock", clock)
+    monkeypatch.setattr(breaker, "_probe", None)
 
 
 def counted(client: RawRedis) -> dict[str, int]:

@@ -28,16 +28,17 @@ from rest_framework.views import APIView
 
 from ratelimits import signals
 from ratelimits.algorithms.limits import FixedWindow
+from ratelimits.answers import observing
 from ratelimits.api.views import UnbilledThrottle
 from ratelimits.decorators import limited
 from ratelimits.engine import Limit
+from ratelimits.engine.server import breaker
 from ratelimits.engine.transport.connection import NotReached
 from ratelimits.identity import Identity
 from ratelimits.middleware import QuotaMiddleware
 from ratelimits.models import Access, DurabilityGap, QuarantinedBatch, Rule
 from ratelimits.outbound import WaitTooLong, permits
 from ratelimits.quota import checking
-from ratelimits.quota.answers import observing
 from ratelimits.telemetry import prometheus, state
 from ratelimits.telemetry.views import metrics as page
 from ratelimits.testing import override_rules
@@ -175,7 +176,7 @@ def test_blocks_failures_and_shadow_rules_are_outcomes(monkeypatch: pytest.Monke
             ("ratelimits_breaker_openings_total",): 1,
         }
         assert scraped()["ratelimits_breaker_open",] == 1
-    checking.breaker.succeeded()
+    breaker.succeeded()
     assert scraped()["ratelimits_breaker_open",] == 0
 
 
@@ -294,9 +295,9 @@ class TestSignals:
 
     def test_a_server_that_fails_and_answers_again_is_sent(self, received: list[dict[str, Any]]) -> None:
         for _failure in range(4):
-            checking.breaker.failed()
-        checking.breaker.succeeded()
-        checking.breaker.succeeded()
+            breaker.failed()
+        breaker.succeeded()
+        breaker.succeeded()
         assert [one["is_open"] for one in received] == [True, False]
 
 

@@ -21,6 +21,7 @@ from rest_framework.views import APIView
 
 from ratelimits import rules
 from ratelimits.algorithms.limits import FixedWindow
+from ratelimits.answers.answer import Answer
 from ratelimits.checks.settings import check_enabled
 from ratelimits.decorators import limited
 from ratelimits.engine import Limit
@@ -31,7 +32,6 @@ from ratelimits.middleware import QuotaMiddleware
 from ratelimits.models import Plan, PlanMembership, Rule
 from ratelimits.outbound import permits
 from ratelimits.quota import from_memory, without_decision
-from ratelimits.quota.answers.answer import Answer
 from ratelimits.testing import FrozenClock, frozen_quota_clock, no_rate_limits, override_rules
 from ratelimits.throttling import QuotaThrottle
 from ratelimits.throttling.deciding import check_limits

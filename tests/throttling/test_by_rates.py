@@ -32,8 +32,8 @@ from ratelimits.engine.counting import Count
 from ratelimits.engine.keys import ledger_name
 from ratelimits.engine.memory import Shortage
 from ratelimits.engine.memory_watch import ADDRESSES
+from ratelimits.engine.server import breaker
 from ratelimits.engine.transport.breaker import FAILURES, PAUSE
-from ratelimits.quota import checking
 from ratelimits.testing import frozen_quota_clock, no_rate_limits
 from ratelimits.throttling import AnonRateThrottle, ScopedRateThrottle, SimpleRateThrottle, UserRateThrottle
 from tests.end_to_end.test_round_trips import commands_of_clients
@@ -501,7 +501,7 @@ class TestShortMemory:
         assert self.status("198.51.100.1", Anonymous) == 200
         notice(NEAR)
         for _ in range(FAILURES):
-            checking.breaker.failed()
+            breaker.failed()
         assert [self.status("203.0.113.1", Anonymous) for _ in range(4)] == [200] * 4, "not decided"
         clock.now += PAUSE
         assert [self.status("203.0.113.1", Anonymous) for _ in range(4)] == [200, 200, 200, 429]

@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 from ratelimits import rules
-from ratelimits.addresses.reading import SHARED_ADDRESS, network_of
+from ratelimits.addresses.reading import coarser_keys
 from ratelimits.engine import NotSent, Unanswered, memory
 from ratelimits.engine.known import StatesExist
 from ratelimits.engine.memory import Shortage
@@ -25,7 +25,7 @@ from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.breaker import Breaker
 from ratelimits.identity import Identity
 from ratelimits.models.fields.view_key_texts import shared_name
-from ratelimits.quota.answers.answer import ONE_REQUEST
+from ratelimits.quota.costs import ONE_REQUEST
 from ratelimits.quota.prepared import CommandsByKey, PreparedCommand, PreparedCommands, RequestShape
 from ratelimits.rules import Snapshot
 
@@ -37,22 +37,13 @@ def coarser(identity: Identity, snapshot: Snapshot) -> Iterator[Identity]:
     """Yield the identities under which a request of a new address is counted, the finest first. There can be none."""
     shared = identity
     if identity.address is not None and not snapshot.may_have_rows_about(identity.address):
-        for address in shared_addresses(identity.address):
+        for address in coarser_keys(identity.address)[: memory.coarser()]:
             shared = identity._replace(address=address)
             yield shared
     names = identity.view_keys
     is_anonymous = identity.user is None and identity.api_key is None
     if names and is_anonymous and memory.level >= Shortage.FULL and not any(map(snapshot.may_have_rows_about, names)):
         yield shared._replace(view_keys=tuple(map(shared_name, names)))
-
-
-def shared_addresses(address: str) -> Iterator[str]:
-    """Yield the keys under which a new address is counted, the finest first: that of its network, and that of all."""
-    network = network_of(address) if memory.level >= Shortage.NEAR else None
-    if network is not None:
-        yield network
-        if memory.level >= Shortage.SHORT:
-            yield SHARED_ADDRESS
 
 
 def affordable(

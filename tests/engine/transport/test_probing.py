@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
+from ratelimits.answers.answer import Answer
 from ratelimits.embedded import EmbeddedServer
-from ratelimits.engine.server import current_server
+from ratelimits.engine.server import breaker, current_server
 from ratelimits.engine.transport.breaker import FAILURES, Breaker
 from ratelimits.engine.transport.connection import NotSent
 from ratelimits.engine.transport.probing import prober
 from ratelimits.identity import Identity
 from ratelimits.quota import checking
-from ratelimits.quota.answers.answer import Answer
 from ratelimits.status.fact import Level
 from ratelimits.status.facts import facts
 from tests.support.entry_points import away
@@ -41,7 +41,7 @@ def server(settings: Any, tmp_path: Path, servers: TestServers) -> Iterator[Embe
     away(settings, started.port)
     rule("burst", capacity=1000)
     yield started
-    checking.breaker.succeeded()
+    breaker.succeeded()
     until(lambda: not prober.is_active(), "nobody asks any more")
     started.stop()
 
@@ -52,7 +52,7 @@ def opened(server: EmbeddedServer) -> None:
     server.kill()
     for _ in range(FAILURES):
         assert checking.check(WHO).decision is None
-    assert checking.breaker.is_open
+    assert breaker.is_open
 
 
 def probes() -> list[threading.Thread]:
@@ -62,7 +62,7 @@ def probes() -> list[threading.Thread]:
 def test_an_idle_process_decides_its_first_requests_after_an_outage(server: EmbeddedServer) -> None:
     opened(server)
     server.start()
-    until(lambda: not checking.breaker.is_open, "the process noticed that its server is back")
+    until(lambda: not breaker.is_open, "the process noticed that its server is back")
     with ThreadPoolExecutor(REQUESTS) as pool:
         answers = list(pool.map(lambda _: checking.check(WHO), range(REQUESTS)))
     assert [answer.decision is not None for answer in answers] == [True] * REQUESTS
@@ -75,7 +75,7 @@ def test_an_idle_event_loop_does_too(server: EmbeddedServer) -> None:
         for _ in range(FAILURES):
             assert (await checking.acheck(WHO)).decision is None
         server.start()
-        await asyncio.to_thread(until, lambda: not checking.breaker.is_open, "the process noticed")
+        await asyncio.to_thread(until, lambda: not breaker.is_open, "the process noticed")
         return await asyncio.gather(*(checking.acheck(WHO) for _ in range(REQUESTS)))
 
     assert [answer.decision is not None for answer in asyncio.run(run())] == [True] * REQUESTS
@@ -88,7 +88,7 @@ def test_one_thread_asks_while_the_server_is_away_and_ends_with_the_outage(serve
     assert len(probes()) == 1
     server.start()
     until(lambda: not probes(), "the thread has ended")
-    assert not checking.breaker.is_open
+    assert not breaker.is_open
     opened(server)
     assert len(probes()) == 1
     server.start()
@@ -106,12 +106,12 @@ def test_a_child_of_a_process_whose_breaker_is_open_asks_by_itself(server: Embed
             assert not prober.is_active()
             until(lambda: checking.check(WHO).decision is None and prober.is_active(), "the child asks")
             server.start()
-            until(lambda: not checking.breaker.is_open, "the child noticed")
+            until(lambda: not breaker.is_open, "the child noticed")
             os._exit(0 if checking.check(WHO).decision is not None else 2)
         finally:
             os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
-    until(lambda: not checking.breaker.is_open, "its parent noticed too")
+    until(lambda: not breaker.is_open, "its parent noticed too")
 
 
 def test_the_status_page_says_that_the_process_recovers(
@@ -126,7 +126,7 @@ def test_the_status_page_says_that_the_process_recovers(
     [fact] = [fact for fact in facts() if fact.name == "failure"]
     assert (fact.level, fact.word) == (Level.AMBER, "recovering")
     waiting.set()
-    until(lambda: not checking.breaker.is_open, "the process has recovered")
+    until(lambda: not breaker.is_open, "the process has recovered")
     until(lambda: not prober.is_active(), "the thread has ended")
     [fact] = [fact for fact in facts() if fact.name == "failure"]
     assert (fact.level, fact.word) == (Level.GREEN, "not active (allow)")

@@ -15,6 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from ratelimits import rules
+from ratelimits.answers.answer import Answer
 from ratelimits.conf import conf
 from ratelimits.engine.call import new_nonce
 from ratelimits.engine.decide import decide_call
@@ -23,7 +24,6 @@ from ratelimits.engine.spent import MAX_COUNTERS, CountSpent, Spent, uncounted
 from ratelimits.identity import Identity
 from ratelimits.models import DurabilityGap, Line, ProcessTotal, Rule
 from ratelimits.quota import checking, prepared, process_totals
-from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.prefetch import permits, spending
 from ratelimits.quota.prefetch.permits import PrefetchedPermits
 from ratelimits.reports.gaps import describe

@@ -33,6 +33,7 @@ import django
 from django.conf import settings
 
 from ratelimits.embedded import EmbeddedServer
+from ratelimits.engine.server import breaker
 from tests.support.eventually import until
 
 RUNTIMES = ("threads", "gevent", "asgi", "fork")
@@ -222,17 +223,17 @@ def process_totals_are_written(client: Client, controls: Controls, server: Embed
 
 def the_first_requests_after_an_outage_are_decided(client: Client, controls: Controls, server: EmbeddedServer) -> None:
     from ratelimits.models import ProcessTotal
-    from ratelimits.quota import checking, process_totals
+    from ratelimits.quota import process_totals
 
     _window("back", capacity=10)
     assert client.get("/back/").status_code == 200
     controls.order("kill")
-    while not checking.breaker.is_open:
+    while not breaker.is_open:
         assert client.get("/back/").status_code == 200
     own = ProcessTotal.objects.filter(process=process_totals.process(), kind="unmetered")
     until(own.exists, "the unmetered requests are declared")
     controls.order("start")
-    until(lambda: not checking.breaker.is_open, "the process notices")
+    until(lambda: not breaker.is_open, "the process notices")
     _window("afterwards", scope="back")
     assert client.counts("/back/") == EXACT
 

@@ -19,14 +19,14 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from ratelimits.answers.answer import Answer
 from ratelimits.decorators import limited
-from ratelimits.quota.answers.answer import Answer
 from ratelimits.throttling import AnonRateThrottle, QuotaThrottle
 from tests.support.entry_points import begin_afresh
 from tests.support.rows import rule
 from tests.support.snippets import snippet
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.quota.answers.test_caching")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.answers.test_caching")]
 
 #: One text for each time that a view has run.
 ran: list[str] = []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ratelimits.quota import headers
-from ratelimits.quota.headers import Policy
+from ratelimits.answers import headers
+from ratelimits.answers.headers import Policy
 from tests.support.engine.asking import SECOND, ask, limit
 
 

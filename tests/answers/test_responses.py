@@ -124,7 +124,7 @@ class TestCosts:
             with pytest.raises(ValueError) as error:
                 ask(made)
             text = str(error.value)
-            assert text.startswith("tests.quota.answers.test_responses.")
+            assert text.startswith("tests.answers.test_responses.")
             assert "hrottled: the cost in 'requests' must be a whole number from 0 to 2**40, not " + said in text
             assert len(text) < 400
 

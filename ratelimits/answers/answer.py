@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
+from ratelimits.answers import headers
+from ratelimits.answers.caching import NEVER
 from ratelimits.engine import Decision
-from ratelimits.quota import headers
-from ratelimits.quota.answers.caching import NEVER
-from ratelimits.quota.prepared import Prepared
-from ratelimits.rules import AccessRow, AppliedRule
 
-#: The default cost of a request, as a mapping and as a tuple of pairs (meter, cost).
-ONE_REQUEST: Mapping[str, int] = {"requests": 1}
-ONE_ITEM = tuple(ONE_REQUEST.items())
+
+class AnswerRule(Protocol):
+    """A rule, as far as answers show it. Its refusals have the status `refusal_status` and the text `refusal_text`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def refusal_status(self) -> int: ...
+    @property
+    def refusal_text(self) -> str: ...
+
+
+class AnswerRules(Protocol):
+    """The rules of a request, as far as answers show them: `quota.prepared.Prepared` explains each attribute."""
+
+    @property
+    def rules(self) -> Sequence[AnswerRule]: ...
+    @property
+    def leases(self) -> bool: ...
+    @property
+    def policies(self) -> str: ...
+    @property
+    def quoted(self) -> Sequence[str]: ...
+    @property
+    def shows_shadow(self) -> bool: ...
+    @property
+    def has_own_refusals(self) -> bool: ...
+
+
+class AnswerAccess(Protocol):
+    """A block or an allow, as far as answers show it. A block refuses with this status and this message."""
+
+    @property
+    def status(self) -> int: ...
+    @property
+    def message(self) -> str: ...
 
 
 class Answer(NamedTuple):
@@ -21,7 +52,8 @@ class Answer(NamedTuple):
 
     allowed      whether the request may proceed
     decision     the engine's decision; None if a failure policy, a block or an allow answered
-    prepared     the rules that apply; None if they were not needed (such as for a block) or could not be read
+    prepared     the rules that apply; None if they were not needed (such as for a block or for rates in code) or could
+                 not be read
     retry_after  seconds until the same request would be admitted; None if it would never be admitted
     wait         seconds that the caller must wait before the request proceeds
     unavailable  true if there was no decision, and a failure policy refused the request without counting it
@@ -30,14 +62,14 @@ class Answer(NamedTuple):
 
     allowed: bool
     decision: Decision | None = None
-    prepared: Prepared | None = None
+    prepared: AnswerRules | None = None
     retry_after: float | None = 0.0
     wait: float = 0.0
     unavailable: bool = False
-    access: AccessRow | None = None
+    access: AnswerAccess | None = None
 
     @property
-    def binding(self) -> AppliedRule | None:
+    def binding(self) -> AnswerRule | None:
         """Return the rule of the binding limit, or None."""
         binding = self.decision.binding if self.decision is not None else None
         return self.prepared.rules[binding] if self.prepared is not None and binding is not None else None

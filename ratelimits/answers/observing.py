@@ -6,9 +6,9 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
+from ratelimits.answers.answer import Answer
 from ratelimits.engine import Decision
-from ratelimits.identity import Identity
-from ratelimits.quota.answers.answer import Answer
+from ratelimits.engine.server import breaker
 from ratelimits.signals import breaker_switched, request_refused
 
 
@@ -97,11 +97,14 @@ def breaker_changed(is_open: bool) -> None:
     breaker_switched.send_robust(Answer, is_open=is_open)
 
 
-def refused(answer: Answer, identity: Identity | None, scope: str, method: str) -> None:
-    """Send the signal of a refused request."""
+breaker.on_change = breaker_changed
+
+
+def refused(answer: Answer, identity: object, scope: str, method: str) -> None:
+    """Send the signal of a refused request. `identity` is None for rates in code."""
     request_refused.send_robust(Answer, answer=answer, identity=identity, scope=scope, method=method)
 
 
-async def arefused(answer: Answer, identity: Identity, scope: str, method: str) -> None:
+async def arefused(answer: Answer, identity: object, scope: str, method: str) -> None:
     """Do the same as `refused`, in async code."""
     await request_refused.asend_robust(Answer, answer=answer, identity=identity, scope=scope, method=method)
