@@ -98,6 +98,17 @@ def without(session: nox.Session, missing: str) -> None:
         session.run(*program, env={"PYTHONPATH": str(root)})
 
 
+@nox.session(python="3.11")
+def decide(session: nox.Session) -> None:
+    """Use the throttles with rates in code in projects without the app in INSTALLED_APPS and without a database."""
+    session.install(".[drf,embedded]", "adrf~=0.1.14")
+    folder, root = Path(session.create_tmp()).resolve(), Path(__file__).resolve().parent
+    with session.chdir(folder):
+        for site in ("no apps", "usual apps"):
+            program = ("python", "-W", "error", "-m", "tests.decide.site", site)
+            session.run(*program, env={"PYTHONPATH": str(root)}, silent=True)
+
+
 @nox.session(python="3.12")
 def naive(session: nox.Session) -> None:
     """Run all fast tests, and the tests of the admin's pages, as in a project with `USE_TZ=False` west of UTC."""

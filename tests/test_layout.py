@@ -33,6 +33,7 @@ BEFORE_DJANGO = "ratelimits.pytest_plugin"
 ABOUT_ALL = {
     "browser",
     "chaos",
+    "decide",
     "end_to_end",
     "fuzz",
     "long",

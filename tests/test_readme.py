@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
+
+from tests.decide.running import script
+from tests.support.servers import TestServers
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -37,9 +41,24 @@ def test_it_shows_a_rule_a_refusal_and_a_report() -> None:
 
 
 def test_its_settings_are_those_of_the_page_whose_steps_a_test_does() -> None:
-    (settings,) = blocks("python")
+    _rates, settings = blocks("python")
     assert settings.startswith("```python\n# shop/settings.py\nINSTALLED_APPS = [\n")
     assert f"\n{settings}\n" in (ROOT / "docs" / "quickstart.md").read_text()
+
+
+def test_its_settings_of_rates_alone_limit_a_project_without_the_app(tmp_path: Path, servers: TestServers) -> None:
+    names: dict[str, Any] = {}
+    code = blocks("python")[0].removeprefix("```python\n").removesuffix("```")
+    exec(compile(code.replace("redis://127.0.0.1:6379/1", servers.redis.url), "README.md", "exec"), names)
+    rates = names["REST_FRAMEWORK"]["DEFAULT_THROTTLE_RATES"]
+    assert rates == {"anon": "20/min", "user": "10/5min"}
+    settings = {"CACHES": names["CACHES"], "REST_FRAMEWORK": names["REST_FRAMEWORK"], "RATELIMITS": {}}
+    text = """
+        print([status for status, _fields in get("default", 11)])
+        print([status for status, _fields in get("default", 11, "ada")])
+    """
+    printed = script(tmp_path, text, settings)
+    assert printed.splitlines() == [f"{[200] * 10 + [429]}"] * 2
 
 
 def test_each_of_the_two_set_up_commands_stands_alone() -> None:

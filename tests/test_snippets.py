@@ -43,6 +43,7 @@ from tests.support.snippets import ROOT, snippet, snippets
 #: Pages whose code blocks are all run by one test module.
 WHOLE_PAGES = {
     "README.md": "tests/test_readme.py",
+    "docs/decide.md": "tests/decide/test_page.py",
     "docs/quickstart.md": "tests/test_quickstart.py",
     "docs/billing/*.md": "tests/reports/test_billing_pages.py",
     "docs/moving.md": "tests/moving/test_guide.py",

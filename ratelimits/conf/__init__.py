@@ -87,6 +87,27 @@ DEFAULTS: dict[str, Any] = {
     "ALERT_PUBLIC_ONLY": True,  # True: webhooks of alerts are sent only to addresses of the public internet
 }
 
+#: Settings of code that needs no database. A project without the app in INSTALLED_APPS can have only these.
+DECIDING = frozenset(
+    {
+        "ADDRESS_HEADER",
+        "CACHE_ALIAS",
+        "EMBEDDED",
+        "ENABLED",
+        "FAILURE_POLICY",
+        "MEMORY_BUDGET",
+        "NAMESPACE",
+        "NUM_PROXIES",
+        "RECEIPT_TTL",
+        "REFUSAL_RESPONSE",
+        "SHARDS",
+        "TELEMETRY",
+        "TIMEOUT",
+        "TRUSTED_PROXIES",
+        "X_RATELIMIT_HEADERS",
+        "X_RATELIMIT_RESET",
+    }
+)
 #: Settings whose value is a callable or its dotted path. (In the comments above, "path" means such a dotted path.)
 CALLABLES = {"ACCOUNT", "API_KEY", "BILLING_CUSTOMER", "KEY_SEARCH", "REFUSAL_RESPONSE", "USER"}
 #: The hint if RATELIMITS itself is not a dict.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ratelimits.models.installed  # noqa: F401  (raises an error if the app is not installed)
 from ratelimits.models.access.resets import KeyReset
 from ratelimits.models.access.rows import Access
 from ratelimits.models.accounts import Account, Plan, PlanInclusion, PlanMembership
