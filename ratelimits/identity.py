@@ -44,7 +44,8 @@ __all__ = [
     "with_account",
 ]
 
-logger = logging.getLogger(__name__)
+# Projects can configure this name, which is older than this module.
+logger = logging.getLogger("ratelimits.identity.requests")
 
 _Result = TypeVar("_Result")
 #: The address of calls that no client makes.

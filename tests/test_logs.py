@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 import threading
 
 import pytest
@@ -66,3 +68,19 @@ def test_a_server_that_is_away_does_not_fill_the_log(
         for number in range(50):
             checking.check(Identity(address=f"ip:192.0.2.{number}"))
     assert len([record for record in caplog.records if "failure policy decides" in record.getMessage()]) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("api.views", {"api.throttle"}),
+        ("background", {"background", "background.stop_signals"}),
+        ("identity", {"identity.requests"}),
+        ("push.deliveries", {"push.plan", "push.send"}),
+        ("status.keys", {"status.key_owners", "status.known_keys"}),
+    ],
+)
+def test_joined_modules_keep_the_names_of_their_loggers(module: str, names: set[str]) -> None:
+    values = vars(importlib.import_module(f"ratelimits.{module}")).values()
+    found = {value.name for value in values if isinstance(value, (logging.Logger, logging.LoggerAdapter))}
+    assert found == {f"ratelimits.{name}" for name in names}

@@ -56,7 +56,8 @@ from ratelimits.throttling import QuotaBlocked, QuotaUnavailable
 from ratelimits.throttling.view_headers import add_fields
 from ratelimits.usage.complete import complete_until
 
-logger = bounded(__name__)
+# Projects can configure this name, which is older than the throttle's place in this module.
+logger = bounded("ratelimits.api.throttle")
 
 #: The answer if there is no decision, and a failure policy refuses the request.
 _UNAVAILABLE = Answer(False, retry_after=None, unavailable=True)

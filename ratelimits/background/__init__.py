@@ -23,6 +23,8 @@ from typing import Any
 from django.core.signals import request_finished
 
 logger = logging.getLogger(__name__)
+# Projects can configure this name, which is older than the place of the signal handlers in this module.
+_signal_logger = logging.getLogger("ratelimits.background.stop_signals")
 
 #: Maximum number of seconds for all last work when the process ends. Work that takes longer is not completed.
 END_SECONDS = 5.0
@@ -211,7 +213,7 @@ class StopHandler:
         except Exception:
             # gevent forbids waiting in its event loop. But the background threads know already that they must do their
             # last work.
-            logger.debug("The background work is not waited for.", exc_info=True)
+            _signal_logger.debug("The background work is not waited for.", exc_info=True)
 
     def after_request(self, **kwargs: object) -> None:
         """After the process was asked to stop, write the counts of the request that ends."""

@@ -48,7 +48,9 @@ from ratelimits.reports.rows import Row
 from ratelimits.reports.statements import version_rows
 from ratelimits.usage import crash
 
-logger = logging.getLogger(__name__)
+# Projects can configure these names, which are older than this module.
+_plan_logger = logging.getLogger("ratelimits.push.plan")
+_send_logger = logging.getLogger("ratelimits.push.send")
 
 #: Maximum number of reports that are planned in one transaction.
 _MAX_REPORTS = 100
@@ -93,7 +95,7 @@ def plan(receiver: Receiver, now: datetime | None = None, progress: Progress | N
                 except (OperationalError, InterfaceError):
                     raise  # The database failed, so the next report would fail too.
                 except Exception:
-                    logger.exception(
+                    _plan_logger.exception(
                         "Report %r cannot be pushed to %s; other reports are pushed", str(report), receiver.name
                     )
                 last_pk = report.pk
@@ -408,4 +410,4 @@ def _pause(receiver: Receiver, claimed: ClaimedDeliveries, failure: PushFailed, 
         not_accepted = claimed.surely_new if isinstance(failure, NoneAccepted) else frozenset()
         _release(rows, not_accepted, due, reason, together)
     crash.reached("push:held")
-    logger.warning("Pushing to %s pauses until %s: %s", receiver.name, state.paused_until, reason)
+    _send_logger.warning("Pushing to %s pauses until %s: %s", receiver.name, state.paused_until, reason)

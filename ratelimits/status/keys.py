@@ -25,7 +25,9 @@ from ratelimits.models.status.totals import DAY, newest_days
 from ratelimits.models.users import accounts_without_rows, existing_users
 from ratelimits.naming import spelled
 
-logger = logging.getLogger(__name__)
+# Projects can configure these names, which are older than this module.
+_search_logger = logging.getLogger("ratelimits.status.known_keys")
+_name_logger = logging.getLogger("ratelimits.status.key_owners")
 
 #: At least 20 characters of the kinds that tokens consist of, with at least one letter and one digit.
 _SECRET = re.compile(r"(?=.*[a-zA-Z])(?=.*[0-9])[\w+/=.~-]{20,}", re.ASCII)
@@ -117,7 +119,7 @@ def known_keys(text: str, tables: Container[type[Model]]) -> SearchResult:
             results = islice(conf.KEY_SEARCH(text), MAX_KEYS + 1)
             _add(found, (KnownKey(canonical_key(str(key)), str(name)) for key, name in results))
         except Exception:
-            logger.exception("RATELIMITS['KEY_SEARCH'] failed for a text of %s characters", len(text))
+            _search_logger.exception("RATELIMITS['KEY_SEARCH'] failed for a text of %s characters", len(text))
             failed = True
     keys = sorted(found.values(), key=lambda known_key: closeness(known_key, text))
     return SearchResult(keys[:MAX_KEYS], len(keys) > MAX_KEYS, failed)
@@ -289,7 +291,7 @@ def _name_by_key_search(key: str) -> str | None:
                 if canonical_key(str(known_key)) == key:
                     return str(name)
         except Exception:
-            logger.exception("RATELIMITS['KEY_SEARCH'] failed for a text of %s characters", len(text))
+            _name_logger.exception("RATELIMITS['KEY_SEARCH'] failed for a text of %s characters", len(text))
             return None
     return None
 
