@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-from grimp import ImportGraph
-from importlinter.domain.contract import ContractCheck, InvalidContractOptions
-from importlinter.domain.helpers import MissingImport
+from typing import TYPE_CHECKING
 
-from tests.support.floors import FloorsContract
+import pytest
+
+if TYPE_CHECKING:
+    from importlinter.domain.contract import ContractCheck
 
 pytestmark = pytest.mark.system
 FLOORS = {
@@ -21,6 +21,10 @@ DOWN = [("throttling.by_rules", "engine.decide"), ("quota.checking", "throttling
 
 def checked(*arrows: tuple[str, str], ignored: tuple[str, ...] = (), **floors: list[str]) -> ContractCheck:
     """Return the result for an app with the imports DOWN and these ones, of which `ignored` are allowed."""
+    from grimp import ImportGraph
+
+    from tests.support.floors import FloorsContract
+
     graph = ImportGraph()
     for module in ("ratelimits", *(name for listed in FLOORS.values() for name in listed)):
         graph.add_module(module)
@@ -53,6 +57,8 @@ def test_an_import_that_points_up_breaks_it_unless_it_is_allowed(importer: str, 
 
 
 def test_an_allowed_import_that_nobody_needs_breaks_it() -> None:
+    from importlinter.domain.helpers import MissingImport
+
     with pytest.raises(MissingImport, match=r"ratelimits\.engine\.decide -> ratelimits\.quota\.checking"):
         checked(ignored=("engine.decide quota.checking",))
     needless = checked(ignored=("quota.checking throttling",))
@@ -68,6 +74,8 @@ def test_every_module_has_a_floor() -> None:
 
 
 def test_the_lists_of_the_floors_name_modules_that_exist_and_say_something() -> None:
+    from importlinter.domain.contract import InvalidContractOptions
+
     with pytest.raises(ValueError, match=r"No such module: ratelimits\.gone"):
         checked(bill=["ratelimits.reports", "ratelimits.gone"])
     with pytest.raises(InvalidContractOptions, match=r"Listed on two floors: ratelimits\.quota"):

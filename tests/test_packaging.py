@@ -17,7 +17,7 @@ from trove_classifiers import classifiers
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 #: Modules that only system tests import, when they run.
-_OF_SYSTEM_TESTS = ["tests/identity/oauth_recipes.py"]
+_OF_SYSTEM_TESTS = ["tests/identity/oauth_recipes.py", "tests/support/floors.py"]
 DATA = {".lua", ".html", ".css", ".js", ".svg", ".po", ".mo", ".typed", ".json"}
 
 
