@@ -35,7 +35,7 @@ else:
 
 #: Name of the input for the reason of a change. The form of each audited page has this input.
 REASON = "change_reason"
-_BEFORE_MOVE = _(
+BEFORE_MOVE = _(
     "This state is from before a move of an account text, so it is perhaps about another customer, and cannot be"
     " restored. To give the text back, move it."
 )
@@ -201,8 +201,8 @@ class AuditedAdmin(TypedNumbers, LocalMoments, ChecksIds, _Base):
         with self._edit(request):
             if request.method == "POST" and self.revert_disabled(request, self.model(pk=pk)):
                 raise PermissionDenied
-            if self._is_before_move(pk, version_id):
-                messages.warning(request, _BEFORE_MOVE)
+            if self.is_before_move(pk, version_id):
+                messages.warning(request, BEFORE_MOVE)
                 if request.method == "POST":
                     transaction.set_rollback(True, using=router.db_for_write(self.model))
                     name = f"{self.admin_site.name}:ratelimits_{self.model._meta.model_name}_history"
@@ -210,7 +210,7 @@ class AuditedAdmin(TypedNumbers, LocalMoments, ChecksIds, _Base):
             response = super().history_form_view(request, pk, version_id, extra_context)  # type: ignore[misc]
             return self._checked_response(request, response)
 
-    def _is_before_move(self, pk: Any, history_id: Any) -> bool:
+    def is_before_move(self, pk: Any, history_id: Any) -> bool:
         """Return whether a record of a row's history is older than the newest that came with a move of a text."""
         records: Any = self.model.history
         return bool(records.filter(id=pk, history_id__gt=history_id, history_change_reason=MOVED).exists())
@@ -224,7 +224,7 @@ class AuditedAdmin(TypedNumbers, LocalMoments, ChecksIds, _Base):
         if super().revert_disabled(request, obj) or not self.has_change_permission(request, obj):  # type: ignore[misc]
             return True
         record = getattr(obj, "_history", None)  # simple_history's name for the record of a former state
-        if record is not None and self._is_before_move(obj.pk, record.pk):
+        if record is not None and self.is_before_move(obj.pk, record.pk):
             return True
         exists = obj is None or self.model._base_manager.filter(pk=obj.pk).exists()
         return not (exists or self.has_add_permission(request))

@@ -14,10 +14,9 @@ from typing import Any
 from django.db import transaction
 from django.utils.translation import gettext as _
 
-from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
 from ratelimits.conf.setting_rules import MAX_COST
-from ratelimits.customers.belongings import hand_over, hand_over_account, hand_over_deleted, has_account
+from ratelimits.customers.belongings import hand_over
 from ratelimits.customers.counting import count_again
 from ratelimits.customers.planning import NotMovedError, Planned, next_quarter, plan, shown
 from ratelimits.engine.keys import account_shard
@@ -25,7 +24,7 @@ from ratelimits.models import Adjustment, Customer, Move, Name, PeriodUsage, Sha
 from ratelimits.models.customers import make_missing
 from ratelimits.models.keys import canonical_account
 from ratelimits.models.ledger import moment
-from ratelimits.models.periods import keeping_terms, lock
+from ratelimits.models.periods import lock
 from ratelimits.models.versions import editing
 from ratelimits.usage import crash
 
@@ -118,7 +117,7 @@ def _lock_shards(using: str, text: str) -> dict[int, int]:
 
 
 def _give(planned: Planned, customer: Customer) -> int:
-    """Write the names of a text from `since` on, in an edit: limits, overrides and blocks change with it.
+    """Write the names of a text from `since` on, in an edit: limits, overrides, blocks and accounts change with it.
 
     Return the configuration's version from which on rows about the text are about the customer.
     """
@@ -151,13 +150,6 @@ def _give(planned: Planned, customer: Customer) -> int:
         first.tombstone(edit).save(using=using)
         if owner != customer:
             hand_over(using, text, owner, customer)
-    if owner != customer:
-        # Bills have the new plan and the new terms of the text from the quarter on, and not from the edit on.
-        begun, at = planned.names[-1].since * MICROSECONDS, since * MICROSECONDS
-        with keeping_terms():
-            hand_over_deleted(using, text, owner, begun, at)
-            if has_account(using, text, customer):
-                hand_over_account(using, text, owner, customer, begun, at)
     return edit.version
 
 

@@ -294,6 +294,8 @@ def plan(using: str, text: str, customer: Customer | None = None, since: int | N
     others = Name.objects.using(using).filter(customer__in=customers, until=None).exclude(identifier=text)
     for owner, other in others.order_by("identifier").values_list("customer", "identifier"):
         texts.setdefault(owner, []).append(other)
+    if pk is not None and names[-1].customer == pk:
+        _refuse_two_accounts(using, text, texts.get(pk, ()))
     closed = closed_until(using, text, customer)
     if closed > next_quarter(using):  # a running period was closed by force
         raise NotMovedError(
@@ -304,6 +306,17 @@ def plan(using: str, text: str, customer: Customer | None = None, since: int | N
     return Planned(
         using, text, names, former, customer, asked, max(asked, closed), texts.get(pk or _NEW, ()), of_customer
     )
+
+
+def _refuse_two_accounts(using: str, text: str, others: Sequence[str]) -> None:
+    """Raise NotMovedError if raw SQL has given a second account to the customer who loses the text with an account."""
+    rows = Account.objects.using(using).filter(identifier__in=[text, *others]).order_by("pk")
+    accounts = list(rows.values_list("identifier", flat=True))
+    if len(accounts) > 1 and text in accounts:
+        raise NotMovedError(
+            _("A customer has one account, but this one has several, and the oldest holds: delete all but one of %s.")
+            % ", ".join(accounts)
+        )
 
 
 def _checked_moment(using: str, since: int | None) -> int:

@@ -12,7 +12,8 @@ from django.utils.translation import ngettext
 from ratelimits.algorithms.wording import amount
 from ratelimits.conf import conf
 from ratelimits.customers.planning import MovedUsage, Planned, shown
-from ratelimits.models import Access, Account, Customer, KeyOverride, Move, Name
+from ratelimits.models import Access, Account, Customer, KeyOverride, Move
+from ratelimits.models.accounts.named import accounts_now
 from ratelimits.models.customers import waiting_text
 
 #: Maximum number of texts of a customer that a sentence names.
@@ -135,9 +136,8 @@ def _belongings(planned: Planned) -> Iterator[str]:
 
 def _row_of(using: str, customer: Customer) -> Account | None:
     """Return the row with the plan and the terms of a customer; None without one."""
-    names = Name.objects.using(using).filter(customer=customer, until=None).values_list("identifier", flat=True)
-    texts = [*names, waiting_text(customer)]
-    return Account.objects.using(using).filter(identifier__in=texts).order_by("pk").first()
+    text = waiting_text(customer)  # stands for the customer, also if it has a text
+    return accounts_now(using, [text]).get(text)
 
 
 def _about_reports(planned: Planned) -> Iterator[str]:

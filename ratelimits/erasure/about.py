@@ -42,6 +42,10 @@ class About:
         self.pseudonyms = Pseudonyms(customer.salt)
         self.names = ErasedNames([NameSpan(row.identifier, row.since, row.until) for row in rows], self.pseudonyms)
 
+    def read_all(self) -> None:
+        """Read everything that is replaced later: what is read after that has no names any more."""
+        self.scrub, self._owners  # noqa: B018
+
     @cached_property
     def keys(self) -> frozenset[str]:
         """Return the keys in the customer's usage."""
@@ -71,6 +75,12 @@ class About:
         """Return the adjustments of the customer's periods."""
         return Adjustment.objects.using(self.using).filter(customer=self.customer).order_by("pk")
 
+    def account_records(self) -> QuerySet[Any]:
+        """Return the records about the customer in the history of accounts."""
+        history: Any = Account.history
+        records: QuerySet[Any] = history.using(self.using).filter(customer=self.customer)
+        return records.order_by("pk")
+
     def belongs(self, text: str, version: int) -> bool:
         """Return whether a row about a text was the customer's at a version of the configuration."""
         owners = self._owners.get(text, [(0, None)])
@@ -98,10 +108,7 @@ class About:
         words = {*self.texts}
         accounts = [*self.texts_now, waiting_text(self.customer)]
         words.update(Account.objects.using(self.using).filter(identifier__in=accounts).values_list("name", flat=True))
-        history: Any = Account.history.using(self.using).filter(identifier__in=[*self.texts, accounts[-1]])
-        words.update(
-            row.name for row in history if row.identifier == accounts[-1] or self.belongs(row.identifier, row.version)
-        )
+        words.update(self.account_records().values_list("name", flat=True))
         channels = AlertChannel.objects.using(self.using).filter(account__identifier__in=accounts)
         for email, url in channels.values_list("email", "webhook_url"):
             words.update((email, url))

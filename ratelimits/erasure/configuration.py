@@ -85,7 +85,7 @@ def erase_configuration(about: About, by: Any = None, why: str = "") -> Changed:
     not name the keys any more.
     """
     using, changed = about.using, Changed()
-    about.scrub  # noqa: B018  (read all names before any of them is replaced)
+    about.read_all()
     reason = f"customer {about.customer} was erased" + (f": {why}" if why else "")
     with editing(using) as edit, because(reason), keeping_terms():
         own = {model: _own_keys(about, model, column) for model, column, _texts in _KEYED}
@@ -97,7 +97,7 @@ def erase_configuration(about: About, by: Any = None, why: str = "") -> Changed:
             for row in model.objects.using(using).filter(**{f"{column}__in": live | own[model]}):
                 _delete(row, by)
         belongs = {model: _belonging(about, model, column, own[model]) for model, column, _texts in _KEYED}
-        of_accounts = _belonging(about, Account, "identifier", set())
+        of_accounts = list(about.account_records().values_list("pk", flat=True))
         erase_names(about, edit.version)
         for row in accounts:
             for channel in AlertChannel.objects.using(using).filter(account=row):
@@ -132,11 +132,9 @@ def _delete(row: Any, by: Any) -> None:
 
 def rows_of(about: About) -> Changed:
     """Return the rows with records in the history that are about the customer."""
-    kinds = [*((model, column) for model, column, _texts in _KEYED), (Account, "identifier")]
-    found = Changed()
-    for model, column in kinds:
-        own = _own_keys(about, model, column) if model is not Account else set()
-        pks = _belonging(about, model, column, own)
+    found = Changed(account=set(about.account_records().values_list("id", flat=True)))
+    for model, column, _texts in _KEYED:
+        pks = _belonging(about, model, column, _own_keys(about, model, column))
         records: Any = model.history.using(about.using).filter(pk__in=pks)
         found[model._meta.model_name] = set(records.values_list("id", flat=True))
     return found
@@ -153,9 +151,8 @@ def _own_keys(about: About, model: Any, column: str) -> set[str]:
 
 def _belonging(about: About, model: Any, column: str, own: set[str]) -> list[int]:
     """Return the primary keys of the history records that are about the customer."""
-    prefix = "" if model is Account else "account:"
-    keys = {f"{prefix}{text}": text for text in about.texts}
-    waiting = f"{prefix}{waiting_text(about.customer)}"
+    keys = {f"account:{text}": text for text in about.texts}
+    waiting = f"account:{waiting_text(about.customer)}"
     records: Any = model.history.using(about.using).filter(**{f"{column}__in": {*keys, *own, waiting}})
     return [
         pk
@@ -189,9 +186,9 @@ def _scrub_history(about: About, model: Any, pks: list[int], column: str, texts:
         record = one.get()
         values: dict[str, Any] = {}
         key = getattr(record, column) if column else ""
-        if column == "identifier" and key in about.texts:
-            values[column] = about.pseudonyms.account(key)
-        elif column and column != "identifier":
+        if column == "identifier":
+            values[column] = about.account(key)
+        elif column:
             values[column] = about.pseudonyms.key(key)
         for name in (*texts, "history_change_reason"):
             longest = record._meta.get_field(name).max_length

@@ -143,7 +143,7 @@ def erase(customer: Customer, archives: Sequence[Path] = (), *, by: Any = None, 
 
 def _erase_tables(using: str, about: About, by: Any, why: str) -> dict[str, int]:
     """Replace the names in all tables. Return how many rows were changed, by what they are."""
-    about.scrub  # noqa: B018  (read all names before any of them is replaced)
+    about.read_all()
     totals = usage.ProcessTotals(about)
     rows = {_("ledger lines"): erase_lines(using, about.names)}
     crash.reached("erase:lines-written")

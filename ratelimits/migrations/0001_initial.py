@@ -842,6 +842,7 @@ class Migration(migrations.Migration):
                 ('history_user', models.ForeignKey(db_constraint=False, null=True, on_delete=ratelimits.models.users.set_null, related_name='+', to=settings.AUTH_USER_MODEL)),
                 ('plan', models.ForeignKey(blank=True, db_constraint=False, null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='ratelimits.plan', verbose_name='plan')),
                 ('next_plan', models.ForeignKey(blank=True, db_constraint=False, help_text='The plan from the next billing period on: the present period keeps its plan.', null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='ratelimits.plan', verbose_name='next plan')),
+                ('customer', models.ForeignKey(db_constraint=False, null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='ratelimits.customer')),
             ],
             options={
                 'default_permissions': ('view',),

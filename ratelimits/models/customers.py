@@ -218,6 +218,21 @@ def customers_now(using: str, texts: Collection[str]) -> models.QuerySet[Name, A
     return Name.objects.using(using).filter(identifier__in=texts, until=None).values("customer")
 
 
+def customers_of_rows(using: str, texts: Iterable[str]) -> dict[str, int]:
+    """Return the customers, by primary key, whom rows with these texts are about now, by text.
+
+    The text of a waiting row means its customer. Leave out texts that are no names.
+    """
+    found: dict[str, int] = {}
+    for chunk in _chunks(sorted(set(texts))):
+        names = Name.objects.using(using).filter(identifier__in=chunk, until=None)
+        found |= dict(names.values_list("identifier", "customer"))
+        if tokens := [waiting_token(text) for text in chunk if is_waiting(text)]:
+            waiting = Customer.objects.using(using).filter(token__in=tokens).values_list("token", "pk")
+            found |= {f"{WAITING}{token}": pk for token, pk in waiting}
+    return found
+
+
 class NameSpan(NamedTuple):
     """An account text that names a customer from `since` until `until`, in s since 1970 UTC; `until` None: no end."""
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -13,13 +13,18 @@ from typing import Any
 
 from django.conf import settings
 from django.db import models
+from django.dispatch import receiver
 from simple_history.manager import HistoryManager
 from simple_history.models import HistoricalRecords
+from simple_history.signals import pre_create_historical_record
 
 from ratelimits import moments
 from ratelimits.models import users
 from ratelimits.moments.columns import UTCDateTimeField
 from ratelimits.salts import SALT_BYTES, new_salt
+
+#: Returns the values of the columns that only the history has, for each of some rows of one model in a database.
+ValuesBeside = Callable[[Sequence[Any], str], list[Mapping[str, Any]]]
 
 #: Length of the history's column for change reasons, in characters.
 MAX_REASON = 100
@@ -34,6 +39,10 @@ def because(reason: str | None) -> Iterator[None]:
         yield
     finally:
         _reason.reset(token)
+
+
+def _nothing_beside(rows: Sequence[Any], using: str) -> list[Mapping[str, Any]]:
+    return [{} for _row in rows]
 
 
 @cache
@@ -53,10 +62,14 @@ class _Managers(HistoryManager):  # type: ignore[misc]
 
 
 class History(HistoricalRecords):  # type: ignore[misc]
-    """The history of a model. It is in the database of the model's rows; the users may be in another database."""
+    """The history of a model. It is in the database of the model's rows; the users may be in another database.
 
-    def __init__(self) -> None:
+    `columns` are further columns, which only the history has, and `values_beside` returns their values.
+    """
+
+    def __init__(self, columns: Mapping[str, Any] | None = None, values_beside: ValuesBeside | None = None) -> None:
         super().__init__(use_base_model_db=True, history_manager=_Managers)
+        self._columns, self._values_beside = columns or {}, values_beside or _nothing_beside
 
     def create_history_model(self, model: Any, inherited: Any) -> Any:
         """Return the class of the history's records. Its `__module__` names the module in which it can be found.
@@ -67,6 +80,7 @@ class History(HistoricalRecords):  # type: ignore[misc]
         history_model = super().create_history_model(model, inherited)
         if not inherited:
             history_model.__module__ = self.module
+        history_model.values_beside = staticmethod(self._values_beside)
         return history_model
 
     def get_meta_options(self, model: Any) -> dict[str, Any]:
@@ -80,7 +94,7 @@ class History(HistoricalRecords):  # type: ignore[misc]
         moment = UTCDateTimeField(db_index=True)
         # The digest of a record in a manifest includes this salt. An erasure gives the record another one.
         salt = models.CharField(max_length=2 * SALT_BYTES, default=new_salt, editable=False)
-        extra = {"history_user": user, "history_date": moment, "history_salt": salt}
+        extra = {"history_user": user, "history_date": moment, "history_salt": salt, **self._columns}
         return {**super().get_extra_fields(model, fields), **extra}
 
     def create_historical_record(self, instance: Any, history_type: str, using: str | None = None) -> None:
@@ -98,6 +112,15 @@ class History(HistoricalRecords):  # type: ignore[misc]
         return super().get_change_reason_for_object(instance, history_type, using) or _reason.get()
 
 
+@receiver(pre_create_historical_record, dispatch_uid="ratelimits.fill_history")
+def _fill_columns_beside(sender: Any, instance: Any, history_instance: Any, using: str, **kwargs: Any) -> None:
+    """Fill the columns that only the history has, in the record of a single write."""
+    values_beside = getattr(sender, "values_beside", None)  # other apps have histories without such columns
+    for values in () if values_beside is None else values_beside([instance], using):
+        for name, value in values.items():
+            setattr(history_instance, name, value)
+
+
 def record(rows: Sequence[models.Model], kind: str, using: str, reason: str | None = None) -> None:
     """Add one history record for each row, in the database `using`.
 
@@ -109,6 +132,7 @@ def record(rows: Sequence[models.Model], kind: str, using: str, reason: str | No
         if history is None:
             continue
         now, fields = moments.now(), history.model.tracked_fields
+        of_model: Any = [row for row in rows if type(row) is model]
         history.using(using).bulk_create(
             history.model(
                 history_date=getattr(row, "_history_date", now),
@@ -116,9 +140,9 @@ def record(rows: Sequence[models.Model], kind: str, using: str, reason: str | No
                 history_change_reason=getattr(row, "_change_reason", None) or reason or _reason.get(),
                 history_type=kind,
                 **{field.attname: getattr(row, field.attname) for field in fields},
+                **values,
             )
-            for row in rows
-            if type(row) is model
+            for row, values in zip(of_model, history.model.values_beside(of_model, using), strict=True)
         )
 
 

@@ -22,17 +22,15 @@ from ratelimits.algorithms.billing_periods import Frozen, Period, Timeline, peri
 from ratelimits.models.accounts import Account, IdentifierEditedError
 from ratelimits.models.accounts.named import NamedCustomer, named_now
 from ratelimits.models.customers import (
-    WAITING,
     Customer,
     DatedName,
     Name,
     TextAndBin,
     customer_at,
-    is_waiting,
+    customers_of_rows,
     make_missing,
     names_of,
     waiting_text,
-    waiting_token,
 )
 from ratelimits.models.keys import key_shard
 from ratelimits.models.versions import Edit, edited
@@ -117,7 +115,7 @@ def _rows_of(using: str, customers: Collection[int]) -> dict[int, list[_Row]]:
 
 
 def _terms_in_force(rows: Iterable[_Row]) -> _Terms:
-    """Return the terms of a customer with these rows: the oldest one holds for all texts of the customer."""
+    """Return the terms of a customer with these rows: one or none, or several that raw SQL wrote: the oldest holds."""
     oldest = min(rows, default=None)
     return _DEFAULT_TERMS if oldest is None else oldest.terms
 
@@ -331,12 +329,12 @@ def _freeze_periods(
     terms = {row.identifier: row.terms for row in new}
     changed = {row.identifier for row in old if terms.get(row.identifier) != row.terms}
     changed |= terms.keys() - {row.identifier for row in old}
-    pks = set(_customers(edit.using, changed).values())
+    pks = set(customers_of_rows(edit.using, changed).values())
     lock(edit.using, pks)
     rows = _rows_of(edit.using, pks)
     written = {row.pk for row in (*old, *new)}
     # Other rows of these customers are perhaps written too, with the same terms as before.
-    customers = _customers(edit.using, {row.identifier for row in (*old, *new)}) if pks else {}
+    customers = customers_of_rows(edit.using, {row.identifier for row in (*old, *new)}) if pks else {}
     frozen: dict[int, _Terms] = {}
     for pk in pks:
         unchanged = [row for row in rows.get(pk, ()) if row.pk not in written]
@@ -346,19 +344,6 @@ def _freeze_periods(
             frozen[pk] = was
     for chunk in _chunks(frozen):
         _freeze_until(edit.since, edit.using, {pk: frozen[pk] for pk in chunk})
-
-
-def _customers(using: str, texts: Collection[str]) -> dict[str, int]:
-    """Return the customers of these texts of account rows, by primary key: of its names, and of waiting texts."""
-    customers: dict[str, int] = {}
-    for chunk in _chunks(texts):
-        names = Name.objects.using(using).filter(identifier__in=chunk, until=None)
-        customers |= dict(names.values_list("identifier", "customer"))
-        if any(map(is_waiting, chunk)):
-            tokens = [waiting_token(text) for text in chunk if is_waiting(text)]
-            of_tokens = Customer.objects.using(using).filter(token__in=tokens).values_list("token", "pk")
-            customers |= {f"{WAITING}{token}": pk for token, pk in of_tokens}
-    return customers
 
 
 def _edited_rows(rows: Iterable[Account]) -> list[_Row]:

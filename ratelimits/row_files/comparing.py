@@ -5,7 +5,7 @@ form, except for a plan, which is written as its slug. Most messages are the sam
 
 The *identity* of a line or a row is its key or its account; for an override, its key and its rule. Several rows can
 have the same identity, if they are valid at different times. So all lines with the same identity are checked together.
-If one of these lines is wrong, none of them is imported. Each portion of lines needs one query.
+If one of these lines is wrong, none of them is imported. Each portion of lines needs one query; one of accounts a few.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from ratelimits import moments
 from ratelimits.algorithms import typed_rates
 from ratelimits.algorithms.typed_numbers import PLAIN, Mistyped
 from ratelimits.engine.program import MAX_LIMITS
-from ratelimits.models import KeyOverride, Rule
+from ratelimits.models import Account, KeyOverride, Rule
+from ratelimits.models.accounts import SecondAccountError, other_accounts
+from ratelimits.models.customers import customers_of_rows
 from ratelimits.models.fields.durations import SecondsFormField, seconds
 from ratelimits.models.fields.numbers import TypedNumber, mistyped, typed_formfield
 from ratelimits.models.fields.validity import overlaps
@@ -186,6 +188,8 @@ class _Comparison:
         self.identity_columns = [source.columns.index(name) for name in table.identity]
         #: The overrides of earlier lines that give a rule a mode, or do so no longer. Perhaps they are not written.
         self.modes: list[KeyOverride] = []
+        #: The text of the first line that adds an account for a customer, by the customer's primary key.
+        self.payers: dict[int, str] = {}
 
     def portions(self) -> Iterator[list[ComparedLine]]:
         groups: dict[tuple[str, ...], list[SourceLine]] = defaultdict(list)
@@ -216,7 +220,19 @@ class _Comparison:
             compared += self._compared_group(identity, lines, stored.get(identity, []))
         if self.table.model is KeyOverride and len(self.known.rules) > MAX_LIMITS:
             self._fail_crowded(compared)
+        if self.table.model is Account:
+            self._fail_second_accounts(compared)
         return compared
+
+    def _fail_second_accounts(self, compared: Sequence[ComparedLine]) -> None:
+        """Refuse a line that adds an account for a customer who has one already, or gets one by an earlier line."""
+        new = {line.row.identifier: line for line in compared if line.state is LineState.NEW}
+        customers = customers_of_rows(self.using, new)
+        accounts = other_accounts(self.using, customers.keys()) if customers else {}
+        for text, customer in sorted(customers.items(), key=lambda each: new[each[0]].number):
+            account = accounts.get(text, self.payers.setdefault(customer, text))
+            if account != text:
+                new[text].fail(str(SecondAccountError(text, account)))
 
     def _fail_crowded(self, compared: Sequence[ComparedLine]) -> None:
         """Refuse a line with which too many rules could apply to one request, since it switches on a rule."""

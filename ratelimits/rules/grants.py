@@ -14,7 +14,8 @@ from django.utils.translation import gettext as _
 from ratelimits import moments
 from ratelimits.algorithms.limits import fields_of
 from ratelimits.conf import conf
-from ratelimits.models import Account, KeyOverride, PlanMembership, Rule
+from ratelimits.models import KeyOverride, PlanMembership, Rule
+from ratelimits.models.accounts.named import accounts_now
 from ratelimits.models.history import MAX_REASON
 from ratelimits.models.keys import canonical_key, refuse_secret
 from ratelimits.models.versions import editing
@@ -135,10 +136,10 @@ def _rule_of(key: str, name: str, account: str) -> Rule:
     memberships = memberships.filter(Q(valid_from=None) | Q(valid_from__lte=now)).filter(
         Q(valid_until=None) | Q(valid_until__gt=now)
     )
-    plans = list(memberships.values_list("plan", flat=True))
+    plans: list[int | None] = list(memberships.values_list("plan", flat=True))
     owner = identifier if kind == "account" else account
     if owner:
-        plans += Account.objects.using(using).filter(identifier=owner).values_list("plan", flat=True)
+        plans += [row.plan_id for row in accounts_now(using, [owner]).values()]
     for plan in (*plans, None):
         if plan in rows:
             return rows[plan]

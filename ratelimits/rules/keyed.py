@@ -192,8 +192,7 @@ def _read_names(
 ) -> dict[int, dict[str, MovedAccount]]:
     """Return the accounts of these shards whose text was given to another customer, by shard and key.
 
-    If a customer has several texts, add the oldest row that one of them has in the table of accounts to `accounts`, for
-    all of these texts.
+    If a customer has several texts, add its row in the table of accounts to `accounts` for all of these texts.
     """
     moved: dict[int, dict[str, MovedAccount]] = {}
     of_several: list[tuple[int, str, int]] = []
@@ -214,7 +213,7 @@ def _read_names(
 
 
 def _rows_of_customers(using: str, customers: Collection[int]) -> dict[int, AccountRow]:
-    """Return the oldest row in the table of accounts that a customer's texts have, by customer."""
+    """Return the row of each customer in the table of accounts. If raw SQL wrote several, the oldest holds."""
     texts = Name.objects.using(using).filter(customer__in=customers, until=None)
     customer_of = dict(texts.values_list("identifier", "customer")) if customers else {}
     rows = Account.objects.using(using).filter(identifier__in=customer_of).order_by("-pk")

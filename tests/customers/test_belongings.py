@@ -15,6 +15,7 @@ from ratelimits.models.accounts.named import named
 from ratelimits.models.customers import is_waiting, make_missing, waiting_text
 from ratelimits.reports.terms.account_book import AccountBook
 from ratelimits.rules import AppliedRule
+from ratelimits.rules.grants import planned
 from ratelimits.rules.loader import Loader
 from tests.support.customers import present
 from tests.support.reports.edits import edit_at
@@ -80,9 +81,8 @@ def test_a_successor_gets_no_override_no_block_and_no_plan_and_the_customer_gets
 ) -> None:
     pro = Plan.objects.create(name="Pro", slug="pro")
     Rule.objects.create(name="limit", algorithm="fixed_window", capacity=50, period=60, key_kind="account", plan=pro)
-    channel = AlertChannel.objects.create(
-        account=Account.objects.create(identifier="acme", plan=pro, timezone="Asia/Tokyo"), email="ada@example.com"
-    )
+    row = Account.objects.create(identifier="acme", plan=pro, timezone="Asia/Tokyo")
+    channel = AlertChannel.objects.create(account=row, email="ada@example.com")
     override("acme", 100)
     block("acme")
     one = customer("acme")
@@ -90,20 +90,20 @@ def test_a_successor_gets_no_override_no_block_and_no_plan_and_the_customer_gets
     move("acme")
     assert (processes.capacity("acme"), processes.blocks("acme"), processes.plan("acme")) == (1, False, "")
     assert KeyOverride.objects.get().key == f"account:{waiting_text(one)}"
-    rows = Account.objects.order_by("pk").values_list("identifier", "plan", "timezone")
-    assert list(rows) == [("acme", None, "UTC"), (waiting_text(one), pro.pk, "Asia/Tokyo")]
+    rows = Account.objects.values_list("pk", "identifier", "plan", "timezone")
+    assert list(rows) == [(row.pk, waiting_text(one), pro.pk, "Asia/Tokyo")]
     assert not Name.objects.filter(identifier__startswith="=~").exists()
     channel.refresh_from_db()
-    assert channel.account.identifier == waiting_text(one)  # the successor's alerts do not go there
+    assert channel.account == row  # the successor's alerts do not go there
     move("x", one)
     assert (processes.capacity("x"), processes.blocks("x"), processes.plan("x")) == (100, True, "pro")
     assert KeyOverride.objects.get().key == Access.objects.get().target == "account:x"
-    assert list(rows.all()) == [("acme", None, "UTC"), ("x", pro.pk, "Asia/Tokyo")]
+    assert list(rows.all()) == [(row.pk, "x", pro.pk, "Asia/Tokyo")]
 
 
 def test_a_renamed_customer_has_the_same_under_its_new_name_at_once(processes: Processes) -> None:
     pro = Plan.objects.create(name="Pro", slug="pro")
-    Account.objects.create(identifier="acme", plan=pro, timezone="Asia/Tokyo")
+    row = Account.objects.create(identifier="acme", plan=pro, timezone="Asia/Tokyo")
     override("acme", 100)
     block("acme")
     one = customer("acme")
@@ -114,8 +114,7 @@ def test_a_renamed_customer_has_the_same_under_its_new_name_at_once(processes: P
     assert (processes.capacity("x"), processes.blocks("x")) == (100, True)
     assert (processes.capacity("acme"), processes.blocks("acme")) == (1, False)
     assert KeyOverride.objects.get().key == Access.objects.get().target == "account:x"
-    rows = Account.objects.order_by("pk").values_list("identifier", "plan", "timezone")
-    assert list(rows) == [("acme", None, "UTC"), ("x", pro.pk, "Asia/Tokyo")]
+    assert list(Account.objects.values_list("pk", "identifier", "plan")) == [(row.pk, "x", pro.pk)]
 
 
 def test_the_plan_of_a_customer_holds_for_all_its_texts_also_after_edits(processes: Processes) -> None:
@@ -136,6 +135,15 @@ def test_the_plan_of_a_customer_holds_for_all_its_texts_also_after_edits(process
     assert [processes.plan(text) for text in ("acme", "x")] == ["", ""]
     Account.objects.create(identifier="x", plan=plans["pro"])
     assert [processes.plan(text) for text in ("acme", "x")] == ["pro", "pro"]
+
+
+def test_a_grant_for_a_text_adds_to_the_plan_of_its_customer(processes: Processes) -> None:
+    pro = Plan.objects.create(name="Pro", slug="pro")
+    Rule.objects.create(name="limit", algorithm="fixed_window", capacity=50, period=60, key_kind="account", plan=pro)
+    Account.objects.create(identifier="acme", plan=pro)
+    move("x", customer("acme"))
+    (granted,) = planned("account:x", "limit", 5, datetime.now(UTC) + timedelta(days=1))
+    assert granted.capacity == 55
 
 
 def test_rows_of_a_text_that_goes_do_not_overlap_with_those_of_the_text_that_stays(processes: Processes) -> None:
@@ -177,7 +185,7 @@ def test_a_move_into_the_past_changes_nobody_s_plan_of_that_time() -> None:
     before = plans_of(one, *days), plans_of(two, *days)
     assert before == (["free", "free", "pro", "pro", "pro"], ["pro", "pro", "pro", "gold", "gold"])
     moments = [at(f"2026-10-{day}") // 10**6 for day in ("05", "12", "22")]
-    move("acme", two, moments[0])  # the row of "acme" is the older one, and holds for both texts from now on
+    move("acme", two, moments[0])
     assert (plans_of(one, *days), plans_of(two, *days)) == before
     move("bolt", one, moments[1])
     assert (plans_of(one, *days), plans_of(two, *days)) == before
@@ -241,3 +249,81 @@ def test_after_any_moves_and_edits_each_text_has_what_was_written_for_its_custom
             capacity, pk = processes.capacity(one), customer(one).pk
             assert capacity == 1 or written[capacity] == pk
             assert pk in blocked or not processes.blocks(one)
+
+
+class Plans:
+    """Customers whose plans are edited and whose texts are moved, and what plan each had when: from nothing else."""
+
+    TEXTS = ("acme", "bolt", "cord")
+
+    def __init__(self) -> None:
+        self.plans = {slug: Plan.objects.create(name=slug, slug=slug) for slug in ("free", "pro")}
+        make_missing("default", self.TEXTS)
+        self.day = 0
+        #: By primary key of a customer: its plans, each from a day of 2026 on.
+        self.had: dict[int | None, list[tuple[int, str]]] = {}
+
+    def moment(self, day: int) -> int:
+        return at("2026-01-01") + day * 86_400 * 10**6
+
+    def edit(self, text: str, slug: str | None) -> None:
+        """Give the customer of a text a plan ("" for none), or delete its account (None)."""
+        self.day += 1
+        own = customer(text)
+        rows = Account.objects.filter(identifier__in=named("default", [own.pk or 0])[0].present)
+        with edit_at(self.moment(self.day)):
+            if slug is None:
+                rows.delete()
+            elif not rows.update(plan=self.plans.get(slug)):
+                Account.objects.create(identifier=text, plan=self.plans.get(slug))
+        self.had.setdefault(own.pk, []).append((self.day, slug or ""))
+
+    def move(self, text: str, to: Customer | None, since: int) -> Customer:
+        """Give a text to a customer from a day on."""
+        return move(text, to, self.moment(since) // 10**6).customer
+
+    def differences(self) -> list[str]:
+        found = []
+        for who in Customer.objects.all():
+            assert who.pk is not None
+            (of_name,) = named("default", [who.pk])
+            book = AccountBook("default", [of_name])
+            for day in range(self.day + 2):
+                state = book.state(of_name, self.moment(day) + 1)
+                slug = "" if state is None or state.plan is None else Plan.objects.get(pk=state.plan).slug
+                wanted = next((slug for since, slug in reversed(self.had.get(who.pk, [])) if since <= day), "")
+                if slug != wanted:
+                    found.append(f"customer {who.pk} had {slug!r} on day {day}, and not {wanted!r}")
+        return found
+
+
+def test_two_moves_to_the_same_time_change_no_plan_of_the_past() -> None:
+    world = Plans()
+    first = customer("acme")
+    world.edit("acme", "pro")
+    second = world.move("acme", None, 2)
+    world.move("acme", customer("bolt"), 1)
+    assert world.differences() == []
+    world.move("acme", first, 1)
+    assert world.differences() == []
+    world.edit("acme", "free")
+    assert {who: [slug for _day, slug in had] for who, had in world.had.items()} == {first.pk: ["pro", "free"]}
+    assert world.differences() == []
+    assert second.pk not in world.had
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_is_moved_each_customer_has_had_the_plans_that_were_written_for_it(seed: int) -> None:
+    chance, world = random.Random(seed), Plans()
+    done = []
+    for _step in range(20):
+        text = chance.choice(world.TEXTS)
+        if chance.random() < 0.5:
+            slug = chance.choice(["free", "pro", "", None])
+            world.edit(text, slug)
+            done.append(f"edit {text} {slug!r}")
+        else:
+            to, since = chance.choice([None, *Customer.objects.order_by("pk")]), chance.randrange(world.day + 2)
+            got = world.move(text, to, since)
+            done.append(f"move {text} to {got.pk} since {since}")
+        assert world.differences() == [], done

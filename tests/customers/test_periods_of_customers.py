@@ -7,12 +7,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from django.db.models import Sum
+from django.db.models import QuerySet, Sum
 
 from ratelimits.algorithms.billing_periods import PeriodTerms
 from ratelimits.api.windows import WindowQuery
 from ratelimits.api.windows import rows as window_rows
-from ratelimits.customers.move import move
+from ratelimits.customers.move import NotMovedError, move
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.models import Account, ConfigVersion, Customer, FrozenPeriod, PeriodUsage, Report, ReportLine
 from ratelimits.models.customers import make_missing
@@ -148,13 +148,19 @@ def test_terms_that_go_to_another_row_stay_the_terms_of_their_customer() -> None
     assert errors() == []
 
 
+def write_second(text: str, **fields: Any) -> None:
+    """Write a second row for the customer of a text, as raw SQL can. The older row holds."""
+    rows: Any = QuerySet(Account)
+    rows.bulk_create([Account(identifier=text, **fields)])
+
+
 def test_an_edit_of_one_row_freezes_the_periods_of_a_customer_with_several_texts() -> None:
     payer = account("acme", timezone="Asia/Tokyo")
     own = customer("acme")
     spend(payer, "2026-09-15")
     flow()
     move("x", own, at("2026-10-01") // SECOND)
-    Account.objects.create(identifier="x", billing_anchor="2026-01-20T00:00")  # the older row holds
+    write_second("x", billing_anchor="2026-01-20T00:00")
     assert len(frozen(own)) == 1
     change("2026-11-02", "x", timezone="Europe/Berlin")
     assert len(frozen(own)) == 1
@@ -163,15 +169,17 @@ def test_an_edit_of_one_row_freezes_the_periods_of_a_customer_with_several_texts
     assert max(end for _start, end, _zone in frozen(own)) == at("2026-11-30T15:00")
 
 
-def test_terms_stay_with_a_customer_whose_other_texts_have_rows_and_no_rows() -> None:
-    account("acme", timezone="Asia/Tokyo")
+def test_terms_stay_with_a_customer_who_loses_the_text_of_its_row_and_keeps_others() -> None:
+    row = account("acme", timezone="Asia/Tokyo")
     own = customer("acme")
     move("x", own, at("2026-10-01") // SECOND)
-    Account.objects.create(identifier="x", timezone="Europe/Berlin")  # the older row holds
+    write_second("x", timezone="Europe/Berlin")
     move("y", own, at("2026-10-05") // SECOND)
+    with pytest.raises(NotMovedError, match="delete all but one of acme, x"):
+        move("acme", None, at("2026-10-10") // SECOND)
+    Account.objects.get(identifier="x").delete()
     move("acme", None, at("2026-10-10") // SECOND)
-    rows = Account.objects.order_by("pk").values_list("identifier", "timezone")
-    assert list(rows) == [("acme", "UTC"), ("x", "Asia/Tokyo")]
+    assert list(Account.objects.values_list("pk", "identifier", "timezone")) == [(row.pk, "y", "Asia/Tokyo")]
     spend("y", "2026-10-15")
     flow()
     assert frozen(own) == {(at("2026-09-30T15:00"), at("2026-10-31T15:00"), "Asia/Tokyo")}
@@ -183,7 +191,7 @@ def test_rows_of_a_customer_that_are_edited_together_freeze_nothing_if_the_oldes
     spend(payer, "2026-09-15")
     flow()
     move("x", own, at("2026-10-01") // SECOND)
-    Account.objects.create(identifier="x", timezone="Europe/Berlin")
+    write_second("x", timezone="Europe/Berlin")
     with edit_at("2026-11-02"):
         Account.objects.filter(identifier__in=["acme", "x"]).update(timezone="Asia/Tokyo")
     assert frozen(own) == {(at("2026-08-31T15:00"), at("2026-09-30T15:00"), "Asia/Tokyo")}
@@ -195,7 +203,7 @@ def test_rows_of_a_customer_that_are_deleted_together_freeze_its_periods() -> No
     spend(payer, "2026-09-15")
     flow()
     move("x", own, at("2026-10-01") // SECOND)
-    Account.objects.create(identifier="x", timezone="Asia/Tokyo")
+    write_second("x", timezone="Asia/Tokyo")
     with edit_at("2026-11-02"):
         Account.objects.filter(identifier__in=["acme", "x"]).delete()
     assert {zone for _start, _end, zone in frozen(own)} == {"Asia/Tokyo"}

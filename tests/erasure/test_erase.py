@@ -103,7 +103,7 @@ def test_the_report_of_a_former_customer_does_not_have_the_name_of_an_erased_one
     former, since = books.write(), at("2026-11-20")
     later = move(TEXT, None, since // 10**6).customer
     with edit_at(since):
-        Account.objects.filter(identifier=TEXT).update(name="Grace Hopper")
+        Account.objects.create(identifier=TEXT, name="Grace Hopper")
     spend(TEXT, "2026-11-25", 5, key="user:grace")
     close("2026-12-02")
     assert found(["Grace Hopper"]) != []

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.exceptions import ValidationError
+from django.core.management import call_command
 from django.db import IntegrityError, connection, transaction
-from django.db.models import ProtectedError
+from django.db.models import ProtectedError, QuerySet
 
 from ratelimits.models import Account, ConfigVersion, Customer, Name, customers
-from ratelimits.models.accounts import IdentifierEditedError
-from ratelimits.models.accounts.named import named_now
-from ratelimits.models.customers import make_missing, unsaved_token
+from ratelimits.models.accounts import IdentifierEditedError, SecondAccountError
+from ratelimits.models.accounts.named import accounts_now, named_now
+from ratelimits.models.customers import make_missing, unsaved_token, waiting_text
+from ratelimits.models.keys import key_shard
+from ratelimits.models.raw.adoption import adopt
+from ratelimits.models.versions import editing
 from tests.support.customers import present, resolve
 from tests.support.reports.invoices import token
 from tests.support.usage.traffic import at, flow, use
@@ -64,6 +72,71 @@ def test_no_write_of_an_account_edits_its_identifier() -> None:
         with pytest.raises(IdentifierEditedError, match=said), transaction.atomic():
             write()
     assert Name.objects.count() == 1
+
+
+def further_text(text: str, of: str) -> None:
+    Name.objects.create(identifier=text, customer=present("default", [of])[of], shard=key_shard(f"account:{text}"))
+
+
+def write_raw(text: str) -> None:
+    """Write a row as raw SQL does."""
+    rows: Any = QuerySet(Account)
+    rows.bulk_create([Account(identifier=text)])
+
+
+def test_a_customer_has_one_account_whatever_writes_it(tmp_path: Path) -> None:
+    Account.objects.create(identifier="acme")
+    further_text("x", "acme")
+    said = "x is a text of a customer who has the account acme already"
+    loaded = tmp_path / "loaded.json"
+    loaded.write_text(json.dumps([{"model": "ratelimits.account", "pk": 99, "fields": {"identifier": "x"}}]))
+    writes: list[Callable[[], Any]] = [
+        lambda: Account.objects.create(identifier="x"),
+        lambda: Account.objects.bulk_create([Account(identifier="new"), Account(identifier="x")]),
+        lambda: call_command("loaddata", str(loaded), verbosity=0),
+    ]
+    for write in writes:
+        with pytest.raises(SecondAccountError, match=said), transaction.atomic():
+            write()
+    with pytest.raises(ValidationError, match=said):
+        Account(identifier="x").full_clean()
+    Account.objects.get(identifier="acme").delete()
+    with pytest.raises(SecondAccountError), transaction.atomic():
+        Account.objects.bulk_create([Account(identifier="acme"), Account(identifier="x")])
+    Account.objects.create(identifier="x")
+    assert list(Account.objects.values_list("identifier", flat=True)) == ["x"]
+
+
+def test_each_record_of_an_account_says_about_whom_it_was() -> None:
+    row = Account.objects.create(identifier="acme")
+    Account.objects.update(name="Acme")
+    Account.objects.bulk_update([row], ["name"])
+    row.delete()
+    Account.objects.bulk_create([Account(identifier="acme")])
+    Account.objects.all().delete()
+    write_raw("acme")
+    with editing("default") as edit:
+        adopt(edit, "ratelimits_reload")
+    records = Account.history.order_by("history_id").values_list("history_type", "customer__token")
+    assert list(records) == [(kind, token()) for kind in "+~~-+-+"]
+
+
+def test_the_customer_of_a_row_that_raw_sql_wrote_is_made_when_the_row_is_recorded() -> None:
+    write_raw("acme")
+    assert not Name.objects.exists()
+    with editing("default") as edit:
+        adopt(edit, "ratelimits_reload")
+    assert Account.history.get().customer == Name.objects.get().customer
+
+
+def test_the_account_of_a_text_is_that_of_its_customer() -> None:
+    acme = Account.objects.create(identifier="acme")
+    further_text("x", "acme")
+    waiting = waiting_text(Name.objects.get(identifier="x").customer)
+    Account.objects.create(identifier="bolt")
+    make_missing("default", ["cord"])
+    found = accounts_now("default", ["acme", "x", waiting, "cord", "unknown"])
+    assert found == {"acme": acme, "x": acme, waiting: acme}
 
 
 def test_the_tally_makes_the_customers_of_usage_without_an_edit() -> None:

@@ -75,7 +75,7 @@ def sign_up(text: str, plan: Plan, day: str = "") -> Customer:
     """Put an account on a plan, from a day on, and return its customer."""
     if day:
         with edit_at(day):
-            assert Account.objects.filter(identifier=text).update(plan=plan)
+            Account.objects.create(identifier=text, plan=plan)
     else:
         account(text)
         with edit_at(0):
@@ -162,7 +162,7 @@ def split() -> dict[Customer, int]:
     flow()
     two = move("b", None, second("2026-10-10")).customer
     with edit_at("2026-10-10"):
-        Account.objects.update_or_create(identifier="b", defaults={"plan": dear})
+        Account.objects.create(identifier="b", plan=dear)
     spend("a", "2026-10-15", 20)
     spend("b", "2026-10-15", 120)
     return {one: 150, two: 60}
@@ -315,7 +315,7 @@ def test_two_reports_with_one_text_are_two_customers_in_each_file() -> None:
     close("2026-11-02")
     two = move("a", None, second("2026-11-01")).customer
     with edit_at("2026-11-01"):
-        Account.objects.filter(identifier="a").update(plan=dear, billing_anchor="2026-01-15T00:00")
+        Account.objects.create(identifier="a", plan=dear, billing_anchor="2026-01-15T00:00")
     with edit_at("2026-11-01"):
         Account.objects.filter(identifier="a").update(timezone="America/New_York")
     spend("a", "2026-11-02", 110)
@@ -361,7 +361,7 @@ def test_a_successor_gets_no_alert_for_usage_of_before(settings: Any) -> None:
     rename("a", "x", "2026-11-10")
     two = present("default", ["a"])["a"]
     with edit_at("2026-11-10"):
-        Account.objects.filter(identifier="a").update(plan=Account.objects.get(identifier="x").plan)
+        Account.objects.create(identifier="a", plan=Account.objects.get(identifier="x").plan)
     spend("a", "2026-11-12", 10)
     flow()
     evaluate(at("2026-11-13"))

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from ratelimits import moments
 from ratelimits.engine.program import MAX_LIMITS
-from ratelimits.models import Account, KeyOverride, Plan, PlanMembership
+from ratelimits.models import Account, KeyOverride, Name, Plan, PlanMembership
+from ratelimits.models.customers import make_missing
 from ratelimits.models.fields.validity import overlapping, overlaps
+from ratelimits.models.keys import key_shard
 from ratelimits.row_files import comparing
 from ratelimits.row_files.comparing import ComparedLine, LineState, compare
 from ratelimits.row_files.tables import MAX_LINES, TABLES, BadFileError, lines, read
@@ -203,6 +205,19 @@ class TestAccounts:
         (found,) = compared(Account, "identifier,name,plan", "acme,,")
         assert found.changes == [("name", "Acme", ""), ("plan", "free", "")]
 
+    @pytest.mark.parametrize("portion", [1, 500])
+    def test_a_second_account_of_a_customer_is_wrong(self, portion: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(comparing, "PORTION", portion)
+        Account.objects.create(identifier="acme")
+        make_missing("default", ["bolt"])
+        for text, other in (("acme-inc", "acme"), ("bolt-inc", "bolt")):
+            customer = Name.objects.get(identifier=other).customer
+            Name.objects.create(identifier=text, customer=customer, shard=key_shard(f"account:{text}"))
+        found = compared(Account, "identifier", "acme", "acme-inc", "bolt-inc", "bolt", "cord")
+        assert [line.state for line in found] == [UNCHANGED, ERROR, NEW, ERROR, NEW]
+        assert "acme-inc is a text of a customer who has the account acme already" in found[1].errors[0]
+        assert "bolt is a text of a customer who has the account bolt-inc already" in found[3].errors[0]
+
     def test_terms_that_make_no_sense_are_wrong(self) -> None:
         found = errors(
             Account, "identifier,timezone,billing_anchor", "a,Mars,", "b,UTC,31st", "c,,", "d,UTC,2026-01-31T06:07"
@@ -284,13 +299,13 @@ class TestWholeFiles:
                 compared(model, header, *(line.format(n) for n in range(count)))
             return len(captured)
 
-        for model, header, line in (
-            (PlanMembership, "key,plan", "user:{},pro"),
-            (KeyOverride, "key,rule,capacity", "user:{},burst,5"),
-            (Account, "identifier,plan", "a{},pro"),
+        for model, header, line, of_portion in (
+            (PlanMembership, "key,plan", "user:{},pro", 1),
+            (KeyOverride, "key,rule,capacity", "user:{},burst,5", 1),
+            (Account, "identifier,plan", "a{},pro", 2),
         ):
-            assert queries(model, header, line, 20) == queries(model, header, line, 2) == 3
-            assert queries(model, header, line, 40) == 4
+            assert queries(model, header, line, 20) == queries(model, header, line, 2) == 2 + of_portion
+            assert queries(model, header, line, 40) == 2 + 2 * of_portion
 
 
 MOMENTS = st.none() | st.integers(-3, 3)

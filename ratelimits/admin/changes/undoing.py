@@ -14,7 +14,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.translation import gettext as _
 
-from ratelimits.admin.audited import ReasonForm, recorded_user
+from ratelimits.admin.audited import BEFORE_MOVE, ReasonForm, recorded_user
 from ratelimits.admin.changes.rows import ChangedRow, audited_models, changed_rows
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed
 from ratelimits.models import Change
@@ -58,9 +58,10 @@ def _answer(request: HttpRequest, page: Any, history_id: int, form: ReasonForm) 
     if change.kind == "-" and not page.has_add_permission(request):
         raise PermissionDenied
     name = f"{page.admin_site.name}:ratelimits_{page.model._meta.model_name}"
-    if change.obstacle or not change.is_newest:
+    obstacle = change.obstacle or (BEFORE_MOVE if page.is_before_move(former.id, former.history_id) else "")
+    if obstacle or not change.is_newest:
         text = _("The row was changed again after this change. Choose one of its former states.")
-        messages.warning(request, change.obstacle or text)
+        messages.warning(request, obstacle or text)
         return HttpResponseRedirect(reverse(f"{name}_history", args=[former.id])), False
     row = former.instance
     row._state.adding = change.kind == "-"

@@ -18,7 +18,8 @@ from ratelimits.algorithms.limits import Mode, fields_of
 from ratelimits.algorithms.wording import number
 from ratelimits.conf import conf
 from ratelimits.identity import Identity
-from ratelimits.models import Account, KeyOverride, PlanMembership
+from ratelimits.models import KeyOverride, PlanMembership
+from ratelimits.models.accounts.named import accounts_now
 from ratelimits.models.fields import view_key_texts
 from ratelimits.models.ledger import when
 from ratelimits.quota.operating import NO_ACCOUNT
@@ -116,8 +117,8 @@ class _Table:
         self._membership_urls = {plan: pages.membership.format(pk) for plan, pk in memberships}
         self._account_url = ""
         if pages.account and identity.account_id:
-            accounts = Account.objects.using(using).filter(identifier=identity.account_id)
-            self._account_url = next((pages.account.format(pk) for pk in accounts.values_list("pk", flat=True)), "")
+            accounts = accounts_now(using, [identity.account_id]).values()
+            self._account_url = next((pages.account.format(row.pk) for row in accounts), "")
         # Translate once for all rows, because looking up a translation takes time.
         self._default, self._full, self._admits = _html(_("default rule")), _html(_("full")), _html(_("admits"))
         # If a block or allow decides before any rule, the answer of each rule begins with this text.

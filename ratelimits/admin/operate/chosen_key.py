@@ -22,6 +22,7 @@ from ratelimits.admin.suggestions import suggest_keys
 from ratelimits.conf import conf
 from ratelimits.identity import Identity
 from ratelimits.models import Access, Account, KeyOverride, KeyTotal, Line, PlanMembership
+from ratelimits.models.accounts.named import accounts_now
 from ratelimits.models.fields import view_key_texts
 from ratelimits.models.keys import COVERS
 from ratelimits.naming import is_shown
@@ -197,8 +198,7 @@ def names_of(request: HttpRequest, site: AdminSite, key: str) -> Iterator[str]:
     users: Any = get_user_model()
     names: list[str] = []
     if kind == "account" and may_view(request, site, Account):
-        rows: Any = Account.objects.using(conf.DATABASE).filter(identifier=identifier)
-        names += rows.values_list("name", flat=True)
+        names += [row.name for row in accounts_now(conf.DATABASE, [identifier]).values()]
     if kind == "user" and may_view(request, site, users):
         try:
             pk = users._meta.pk.to_python(identifier)

@@ -29,7 +29,8 @@ from ratelimits.admin.typed import MomentField, local_time, moment_inputs
 from ratelimits.algorithms.calendar import boundaries
 from ratelimits.algorithms.limits import fields_of
 from ratelimits.conf import conf
-from ratelimits.models import Account, KeyOverride
+from ratelimits.models import KeyOverride
+from ratelimits.models.accounts.named import accounts_now
 from ratelimits.models.fields.numbers import WholeNumberFormField
 from ratelimits.models.ledger import moment
 from ratelimits.rules import RulesUnavailable
@@ -108,8 +109,8 @@ class GrantForm(forms.Form):
 
 def _end_of_today(key: ChosenKey) -> tuple[str, datetime]:
     """Return the time zone of the key's account, and the end of the present day in this time zone."""
-    accounts = Account.objects.using(conf.DATABASE).filter(identifier=key.identity.account_id)
-    zone = accounts.values_list("timezone", flat=True).first() or "UTC"
+    account = key.identity.account_id
+    zone = next((row.timezone for row in accounts_now(conf.DATABASE, [account]).values()), "UTC") if account else "UTC"
     _before, _start, end, _after = boundaries("day", zone, None, time.time_ns() // 1000)
     return zone, moment(end)
 

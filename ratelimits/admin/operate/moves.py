@@ -31,7 +31,9 @@ from ratelimits.customers.move import MAX_REASON, ChangedMeanwhileError, move
 from ratelimits.customers.planning import NotMovedError, Planned, find_customer, plan, shown
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models import Account, Customer, Move, Name
-from ratelimits.models.customers import WAITING, is_waiting, waiting_token
+from ratelimits.models.accounts.named import accounts_now
+from ratelimits.models.customers import WAITING, customers_of_rows, is_waiting, waiting_token
+from ratelimits.models.keys import canonical_account
 from ratelimits.moments.columns import LocalSplitDateTimeInput
 
 if TYPE_CHECKING:
@@ -190,7 +192,7 @@ class MoveView:
                 seen=request.POST.get(SEEN, ""),
             )
         said = {"text": made.text, "customer": made.customer, "since": shown(made.since), "reason": made.reason}
-        row = Account.objects.using(conf.DATABASE).filter(identifier=made.text).first()
+        row = accounts_now(conf.DATABASE, [made.text]).get(made.text)
         logged = _("Moved to customer %(customer)s from %(since)s on: %(reason)s") % said
         self._log(request, made if row is None else row, logged)
         messages.success(request, _("Moved: %(text)s is a text of customer %(customer)s from %(since)s on.") % said)
@@ -238,14 +240,21 @@ class MovesNames(_Base):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Return the accounts that fit the search. The token of a customer finds the accounts of this customer."""
+        """Return the accounts that fit the search. Each text of a customer, and its token, finds its account."""
         found, may_repeat = super().get_search_results(request, queryset, search_term)
-        token = search_term.strip().lower()
-        if is_waiting(f"{WAITING}{token}"):
-            names = Name.objects.using(conf.DATABASE).filter(customer__token=token, until=None)
-            texts = [f"{WAITING}{token}", *names.values_list("identifier", flat=True)]
-            found |= queryset.filter(identifier__in=texts)
+        if typed := search_term.strip():
+            rows = accounts_now(conf.DATABASE, [canonical_account(typed), f"{WAITING}{typed.lower()}"]).values()
+            found |= queryset.filter(pk__in=[row.pk for row in rows])
         return found, may_repeat
+
+    def is_before_move(self, pk: Any, history_id: Any) -> bool:
+        """Return whether a record is older than a move of the account's text, which is perhaps another's now."""
+        record = Account.history.filter(id=pk, history_id=history_id).first()
+        if record is not None:
+            owner = customers_of_rows(conf.DATABASE, [record.identifier]).get(record.identifier)
+            if owner != record.customer_id:
+                return True
+        return bool(super().is_before_move(pk, history_id))  # type: ignore[misc]
 
     def delete_model(self, request: HttpRequest, obj: Account) -> None:
         """Delete the account, and say that its customer keeps its text."""
@@ -333,14 +342,16 @@ def _move_text(made: Move, customer: Customer) -> str:
 def former_accounts(texts: Collection[str]) -> dict[str, str]:
     """Return sentences about the texts of deleted accounts whose customers still have them, by text."""
     former = Account.history.using(conf.DATABASE).filter(identifier__in=texts, history_type="-")
-    deleted = dict(former.order_by("history_date").values_list("identifier", "history_date")) if texts else {}
-    names = Name.objects.using(conf.DATABASE).filter(identifier__in=deleted, until=None)
+    former = former.order_by("history_date").values_list("identifier", "customer", "history_date")
+    deleted = {(text, customer): at for text, customer, at in (former if texts else ())}
+    names = Name.objects.using(conf.DATABASE).filter(identifier__in={text for text, _pk in deleted}, until=None)
     text = _(
         "An account %(text)s was deleted at %(when)s. Its customer %(customer)s still has this text, so the new account"
         " is about the same customer, with its usage and its bills. If it is somebody else, move the text to a new"
         " customer after you have saved."
     )
     return {
-        identifier: text % {"text": identifier, "when": local_time(deleted[identifier]), "customer": token}
-        for identifier, token in names.values_list("identifier", "customer__token")
+        name.identifier: text % {"text": name.identifier, "when": local_time(at), "customer": name.customer}
+        for name in names.select_related("customer")
+        if (at := deleted.get((name.identifier, name.customer_id))) is not None
     }

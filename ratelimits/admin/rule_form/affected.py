@@ -17,7 +17,8 @@ from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
 from ratelimits.engine.decide import peek
 from ratelimits.identity import Identity, kinds_in_account, user_of_account
-from ratelimits.models import Account, Line, PlanMembership, Rule
+from ratelimits.models import Line, PlanMembership, Rule
+from ratelimits.models.accounts.named import accounts_now
 from ratelimits.models.keys import COUNTED, KeyKind
 from ratelimits.models.rule_parts.coverage import Callers
 from ratelimits.quota.standings import UNAVAILABLE
@@ -303,8 +304,8 @@ def _limited_by(rule: Rule, keys: list[tuple[str, str]]) -> list[tuple[str, str]
     memberships = PlanMembership.objects.using(conf.DATABASE).filter(key__in={key for key, _account in keys})
     memberships = memberships.exclude(valid_from__gt=now).exclude(valid_until__lte=now).filter(plan__in=plans - {None})
     plan_of_key = dict(memberships.values_list("key", "plan"))
-    accounts = Account.objects.using(conf.DATABASE).filter(identifier__in={account for _key, account in keys})
-    plan_of_account = dict(accounts.filter(plan__in=plans - {None}).values_list("identifier", "plan"))
+    accounts = accounts_now(conf.DATABASE, {account for _key, account in keys if account})
+    plan_of_account = {text: row.plan_id for text, row in accounts.items() if row.plan_id in plans - {None}}
     return [
         (key, account) for key, account in keys if plan_of_key.get(key, plan_of_account.get(account)) == rule.plan_id
     ]

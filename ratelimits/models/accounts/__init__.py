@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -14,7 +15,14 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.algorithms import calendar
 from ratelimits.algorithms.billing_periods import check_terms
 from ratelimits.engine.keys import LONGEST_KEY, LONGEST_NAME
-from ratelimits.models.customers import Name, is_waiting, make_missing, other_names
+from ratelimits.models.customers import (
+    Customer,
+    Name,
+    customers_of_rows,
+    is_waiting,
+    make_missing,
+    other_names,
+)
 from ratelimits.models.fields.validity import END_NOT_AFTER_START, overlapping, validate_period
 from ratelimits.models.history import History
 from ratelimits.models.keys import canonical_key, derived_key, refuse_secret, validate_account, validate_key
@@ -121,8 +129,34 @@ class IdentifierEditedError(ValueError):
         super().__init__(text % {"text": stored})
 
 
+class SecondAccountError(ValueError):
+    """Raised if code adds an account for a text whose customer has an account under another text."""
+
+    def __init__(self, text: str, account: str) -> None:
+        said = _(
+            "%(text)s is a text of a customer who has the account %(account)s already, and its plan and terms hold for"
+            " all texts of the customer: edit that account. If %(text)s is somebody else, move it first."
+        )
+        super().__init__(said % {"text": text, "account": account})
+
+
+def _customers(rows: Sequence[Any], using: str) -> list[Mapping[str, Any]]:
+    """Return the customer of each row, for the history. Raw SQL can write a row for a text without a customer."""
+    texts = {row.identifier for row in rows}
+    customers = customers_of_rows(using, texts)
+    if missing := {text for text in texts - customers.keys() if not is_waiting(text)}:
+        make_missing(using, missing)
+        customers |= customers_of_rows(using, missing)
+    return [{"customer_id": customers.get(row.identifier)} for row in rows]
+
+
 class Account(Versioned):
-    """A customer who pays for the usage of keys. The row says the customer's time zone, billing anchor and plan."""
+    """A customer who pays for the usage of keys. The row says the customer's time zone, billing anchor and plan.
+
+    A row is about one customer for ever. A customer has at most one row, and its plan and terms hold for all texts of
+    the customer. The identifier is one of these texts. If a move takes this text away, the row gets another text of the
+    customer; without one, it waits under the customer's token.
+    """
 
     identifier = models.CharField(
         _("identifier"),
@@ -168,7 +202,12 @@ class Account(Versioned):
     next_plan_at = UTCDateTimeField(_("next plan from"), null=True, blank=True, editable=False)
     shard = models.SmallIntegerField(_("shard"), editable=False, db_index=True, default=0)
 
-    history = History()
+    # Each record says whose plan and terms it has: the customer whom the row's text named when the record was written.
+    # So the past of a customer does not depend on who has had which text.
+    history = History(
+        {"customer": models.ForeignKey(Customer, models.DO_NOTHING, null=True, related_name="+", db_constraint=False)},
+        _customers,
+    )
 
     # An edit that changes the identifier writes a tombstone. Each save calculates the shard from the identifier, and
     # writes the identifier as the account's requests have it.
@@ -185,12 +224,19 @@ class Account(Versioned):
         return self.name or self.identifier
 
     def full_clean(self, *args: Any, **kwargs: Any) -> None:
-        """Raise ValidationError if a value is not valid, or if the identifier was changed: it can only be moved."""
+        """Raise ValidationError if a value is not valid, or if the identifier was changed: it can only be moved.
+
+        Also if the row would be the customer's second one.
+        """
         if not self._state.adding:
             stored = Account.objects.filter(pk=self.pk).values_list("identifier", flat=True).first()
             if stored not in (None, Account.derive({"identifier": self.identifier})["identifier"]):
                 raise ValidationError(str(IdentifierEditedError(stored)), code="identifier")
         super().full_clean(*args, **kwargs)
+        if self._state.adding:
+            (text,) = _texts([self])
+            if (account := other_accounts(Account.objects.db, [text]).get(text)) is not None:
+                raise ValidationError(str(SecondAccountError(text, account)), code="second")
 
     def clean(self) -> None:
         """Raise ValidationError if the billing anchor or the next plan is not valid."""
@@ -227,10 +273,26 @@ def _texts(rows: Iterable[Account]) -> set[str]:
     return {Account.derive({"identifier": row.identifier})["identifier"] for row in rows}
 
 
+def other_accounts(using: str, texts: Collection[str]) -> dict[str, str]:
+    """Return the account that the customer of each text has under another text. Leave out texts without one."""
+    customers = customers_of_rows(using, texts)
+    counts = Counter(customers.values())
+    owners = {text: customer for text, customer in customers.items() if counts[customer] > 1}
+    owners |= {name.identifier: name.customer_id for name in other_names(using, texts)}
+    rows = Account.objects.using(using).filter(identifier__in=owners).order_by("-pk") if owners else ()
+    accounts = {owners[row.identifier]: row.identifier for row in rows}
+    return {text: accounts[pk] for text, pk in customers.items() if accounts.get(pk, text) != text}
+
+
 @receiver(edited, sender=Account, dispatch_uid="ratelimits.make_customers")
-def _make_customers(sender: Any, after: Collection[Account], edit: Edit, **kwargs: Any) -> None:
-    """Make a customer for each account that an edit writes under a new identifier."""
+def _make_customers(
+    sender: Any, before: Collection[Account], after: Collection[Account], edit: Edit, **kwargs: Any
+) -> None:
+    """Make a customer for each account that an edit writes under a new identifier. Refuse a customer's second row."""
     make_missing(edit.using, {text for text in _texts(after) if not is_waiting(text)}, edit.version)
+    known = {row.pk for row in before}
+    for text, account in other_accounts(edit.using, _texts(row for row in after if row.pk not in known)).items():
+        raise SecondAccountError(text, account)
 
 
 @receiver(edited, sender=Account, dispatch_uid="ratelimits.forget_other_names")

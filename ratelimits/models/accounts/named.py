@@ -1,6 +1,6 @@
 """Customers with their names, as bills know them: whose usage a report states, and under which text.
 
-`named` finds customers, and `named_now` those whom account texts name now.
+`named` finds customers, `named_now` those whom account texts name now, and `accounts_now` the accounts of these.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ratelimits.models.accounts import Account
-from ratelimits.models.customers import WAITING, Customer, Name, NameSpan, is_waiting, unsaved_token
+from ratelimits.models.customers import WAITING, Customer, Name, NameSpan, customers_of_rows, unsaved_token
 from ratelimits.models.ledger import Line
 
 #: Maximum number of customers or texts in one query.
@@ -106,16 +106,23 @@ def named(using: str, pks: Iterable[int], texts: Iterable[str] = ()) -> list[Nam
 
 def named_now(using: str, texts: Collection[str]) -> dict[str, NamedCustomer]:
     """Return the customer whom each account text names now. A text of waiting rows stands for its customer too."""
-    pks: dict[str, int] = {}
-    for chunk in _chunks(set(texts)):
-        names = Name.objects.using(using).filter(identifier__in=chunk, until=None)
-        pks |= dict(names.values_list("identifier", "customer"))
-        if tokens := [text.removeprefix(WAITING) for text in chunk if is_waiting(text)]:
-            waiting = Customer.objects.using(using).filter(token__in=tokens).values_list("token", "pk")
-            pks |= {f"{WAITING}{token}": pk for token, pk in waiting}
+    pks = customers_of_rows(using, texts)
     by_pk = {customer.pk: customer for customer in named(using, set(pks.values()))}
     nameless = {customer.account: customer for customer in named(using, (), set(texts) - pks.keys())}
     return nameless | {text: by_pk[pk] for text, pk in pks.items()}
+
+
+def accounts_now(using: str, texts: Collection[str]) -> dict[str, Account]:
+    """Return the account whose plan and terms hold for each account text now. Leave out texts without one.
+
+    The account's identifier is perhaps another text of the same customer.
+    """
+    customers = named_now(using, texts)
+    found: dict[str, Account] = {}
+    for chunk in _chunks({text for customer in customers.values() for text in customer.present}):
+        found |= {row.identifier: row for row in Account.objects.using(using).filter(identifier__in=chunk)}
+    rows = {text: [found[one] for one in customer.present if one in found] for text, customer in customers.items()}
+    return {text: min(of_text, key=lambda row: row.pk) for text, of_text in rows.items() if of_text}
 
 
 def known_text(using: str, name: str) -> str | None:

@@ -76,10 +76,10 @@ def terms_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
 def _account_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
     """Yield the last edits before the end of the period: of the account, its plan, and the plan's included quantity."""
     at = line.report.period_end - 1
-    texts = [text for text in customer_of(line, using).texts_at(at) if text]
-    records = (record_at(Account, using, at, identifier=text) for text in texts)
-    # The oldest row holds for all texts of a customer.
-    account = min((record for record in records if record is not None), key=lambda record: record.id, default=None)
+    customer, history = customer_of(line, using).pk, Account.history
+    pks = history.using(using).filter(customer=customer).order_by("id").values_list("id", flat=True).distinct()
+    records = (record_at(Account, using, at, id=pk) for pk in pks)
+    account = next((record for record in records if record is not None and record.customer_id == customer), None)
     if account is None:
         return
     yield _edit(Account, account)

@@ -14,7 +14,7 @@ from ratelimits.models.accounts.named import NamedCustomer, named, named_now
 from ratelimits.models.customers import is_waiting
 from ratelimits.reports.build import CHUNK, in_order
 from ratelimits.reports.closing.close import shards_of
-from ratelimits.reports.periods import SECOND, month_in
+from ratelimits.reports.periods import month_in
 from ratelimits.reports.terms import Terms, TermsBook
 
 
@@ -79,11 +79,6 @@ def _added(using: str, customers: Collection[NamedCustomer]) -> dict[str, int]:
 
     Leave out customers whose rows have no history.
     """
-    names = {name.text: (one.token, name.since * SECOND) for one in customers for name in one.names if not name.until}
-    records = Account.history.using(using).filter(identifier__in=names).order_by()
-    added: dict[str, int] = {}
-    for text, made in records.values_list("identifier").annotate(made=Min("since")):
-        token, since = names[text]
-        moment = max(made, since)
-        added[token] = min(moment, added.get(token, moment))
-    return added
+    token_of = {one.pk: one.token for one in customers if one.pk is not None}
+    records = Account.history.using(using).filter(customer__in=token_of).order_by()
+    return {token_of[pk]: made for pk, made in records.values_list("customer").annotate(made=Min("since"))}

@@ -52,9 +52,9 @@ def verify_terms(using: str, checked: Counter[str]) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Months:
-    """The billing months that are possible for a text: those of all time zones and anchor days that it has had."""
+    """The billing months that are possible for a customer: those of all time zones and anchor days that it has had."""
 
-    #: Each time zone that the text's row has had, with the anchor day that it had at the same time.
+    #: Each time zone that the customer's row has had, with the anchor day that it had at the same time.
     terms: set[tuple[str, str]]
     #: Terms before this moment (µs) are not known.
     since: int
@@ -67,25 +67,27 @@ class _Months:
         return any(_starts(*terms, at) for terms in (*self.terms, _DEFAULT_TERMS))
 
 
-def _months(using: str, texts: Collection[str]) -> dict[str, _Months]:
-    """Return, for each account text, the billing months of the rows that had this text."""
-    months = {text: _Months(set(), 0) for text in texts}
+def _months(using: str, customers: Collection[NamedCustomer]) -> dict[int, _Months]:
+    """Return, for each customer, the billing months of the rows that were about it."""
+    months = {customer.pk: _Months(set(), 0) for customer in customers if customer.pk is not None}
     history: Any = Account.history
-    columns = ("id", "identifier", "timezone", "billing_anchor", "history_type", "history_change_reason", "since")
-    records = history.using(using).filter(identifier__in=months)
-    records = records.order_by("id", "identifier", "version", "history_id").values_list(*columns, named=True)
+    columns = ("id", "customer", "timezone", "billing_anchor", "history_type", "history_change_reason", "since")
+    records = history.using(using).filter(customer__in=months)
+    records = records.order_by("id", "customer", "version", "history_id").values_list(*columns, named=True)
     with_history = set()
-    for (pk, text), records_of_row in groupby(records, key=lambda record: (record.id, record.identifier)):
+    for (pk, customer), records_of_row in groupby(records, key=lambda record: (record.id, record.customer)):
         first, *later = records_of_row
         with_history.add(pk)
-        months[text].terms |= {(record.timezone, record.billing_anchor) for record in (first, *later)}
+        months[customer].terms |= {(record.timezone, record.billing_anchor) for record in (first, *later)}
         # In two cases, the states of the row before its first record are unknown: if this record does not say that the
         # row was added, or if raw SQL wrote the row and the app recorded it later (ADOPTION_REASONS).
         if first.history_type != "+" or first.history_change_reason in ADOPTION_REASONS:
-            months[text].since = max(months[text].since, first.since)
-    for account in Account.objects.using(using).filter(identifier__in=months).exclude(pk__in=with_history):
+            months[customer].since = max(months[customer].since, first.since)
+    pk_of = {text: one.pk for one in customers if one.pk is not None for text in one.present}
+    rows = Account.objects.using(using).filter(identifier__in=pk_of).exclude(pk__in=with_history)
+    for text in rows.values_list("identifier", flat=True):
         # All terms of this account are unknown: 2**63 is later than every moment.
-        months[account.identifier].since = 2**63
+        months[pk_of[text]].since = 2**63
     return months
 
 
@@ -143,8 +145,8 @@ def _is_known(using: str, report: Report, customer: NamedCustomer, expected: Inc
     If a row has never existed, return True for it: it cannot have lost its history.
     """
     accounts: Any = Account.history
-    records = accounts.using(using).filter(identifier__in=customer.texts)
-    rows = Account.objects.using(using).filter(identifier__in=customer.texts)
+    records = accounts.using(using).filter(customer=customer.pk)
+    rows = Account.objects.using(using).filter(identifier__in=customer.present)
     if not records.filter(since__lt=end).exists() and (records.exists() or rows.exists()):
         return False
     plans: Any = Plan.history
@@ -191,18 +193,11 @@ def _verify_periods(using: str, checked: Counter[str]) -> Iterator[str]:
     rows = FrozenPeriod.objects.using(using).order_by("customer", "start").iterator(_CHUNK)
     by_customer = ((pk, list(group)) for pk, group in groupby(rows, key=lambda row: row.customer_id))
     while customers := list(islice(by_customer, _CHUNK)):
-        named_customers = named(using, [pk for pk, _periods in customers])
-        by_pk = {customer.pk: customer for customer in named_customers}
-        months = _months(using, {text for customer in named_customers for text in customer.texts})
+        by_pk = {customer.pk: customer for customer in named(using, [pk for pk, _periods in customers])}
+        months = _months(using, by_pk.values())
         for pk, periods in customers:
             checked["billing periods"] += len(periods)
-            customer = by_pk[pk]
-            yield from _verify_timeline(customer.account, periods, _joined([months[text] for text in customer.texts]))
-
-
-def _joined(months: Collection[_Months]) -> _Months:
-    """Return the billing months that are possible with the terms of any of these months."""
-    return _Months({terms for one in months for terms in one.terms}, max(one.since for one in months))
+            yield from _verify_timeline(by_pk[pk].account, periods, months[pk])
 
 
 def _verify_timeline(account: str, periods: list[FrozenPeriod], months: _Months) -> Iterator[str]:

@@ -28,6 +28,7 @@ from ratelimits.models import (
     Plan,
     ShardState,
 )
+from ratelimits.models.accounts import SecondAccountError
 from ratelimits.models.accounts.named import named_now
 from ratelimits.models.customers import waiting_text
 from ratelimits.models.ledger import moment
@@ -345,9 +346,8 @@ class History:
 
     def edit_terms(self, group: Group) -> None:
         customer, texts, rows = self._rows(group)
-        if self.draw.random() < 0.2 and rows.count() > 1:
-            self._edit_newest(rows)
-            return
+        if self.draw.random() < 0.1:
+            self._add_second(texts)
         periods, kind = self.books.customers[customer].periods, self.draw.choice(("zone", "anchor", "both", "delete"))
         zone, anchor = periods.zone, periods.anchor
         if kind in ("zone", "both"):
@@ -360,15 +360,16 @@ class History:
         else:
             self._edit(customer, texts, rows, {"timezone": zone, "billing_anchor": anchor})
 
-    def _edit_newest(self, rows: QuerySet[Account]) -> None:
-        """Edit the newest of several rows of a customer: the oldest one holds for all its texts."""
-        newest = rows.order_by("-pk").values("pk")[:1]
-        plan = Plan.objects.get(slug=self.draw.choice([*PLANS]))
-        with edit_at(self._edit_moment()):
-            Account.objects.filter(pk__in=[row["pk"] for row in newest]).update(
-                timezone=self.draw.choice(ZONES), billing_anchor=self.draw.choice(ANCHORS), plan=plan
-            )
-        self.counts["edits"] += 1
+    def _add_second(self, texts: list[str]) -> None:
+        """Try to add a row for another text of a customer with a row. This must be refused."""
+        have = Account.objects.filter(identifier__in=texts)
+        for text in sorted({*texts} - {*have.values_list("identifier", flat=True)}) if have.exists() else ():
+            try:
+                with edit_at(self._edit_moment()):
+                    Account.objects.create(identifier=text, plan=Plan.objects.first())
+            except SecondAccountError:
+                continue
+            self.found.append(f"the customer of {text} has got a second account")
 
     def edit_plan(self, group: Group) -> None:
         customer, texts, rows = self._rows(group)
