@@ -90,13 +90,14 @@ def cause(error: BaseException) -> str:
 
     Take the errors of redis-py, `Unavailable` and OSError.
     """
-    if isinstance(error, AuthenticationError) or _NO_LOGIN.search(str(error)):
-        return f"Redis does not accept the user or the password: {error}"
+    said = str(error).removesuffix(".")
+    if isinstance(error, AuthenticationError) or _NO_LOGIN.search(said):
+        return f"Redis does not accept the user or the password: {said}"
     if (found := refused(error)) is not None:
         return f"Redis refuses a command: {found}"
     if isinstance(error, ResponseError):
-        return f"{'Redis has no memory left' if memory.is_refusal(error) else 'Redis answers with an error'}: {error}"
-    return f"Redis does not answer: {error}"
+        return f"{'Redis has no memory left' if memory.is_refusal(error) else 'Redis answers with an error'}: {said}"
+    return f"Redis does not answer: {said}"
 
 
 def _acl(reason: Reason, command: str, keys: str) -> str:

@@ -56,7 +56,7 @@ def test_a_line_is_printed_across_pages_each_with_its_header_and_the_key(convert
         "a line takes four pages side by side, and 51 lines as much as one below; then the totals"
     )
     *pages, totals = pages
-    assert totals[0].split()[:3] == ["row", "account", "status"]
+    assert totals[0].split()[:4] == ["row", "account", "customer", "status"]
     headers = [page[0].split() for page in pages]
     assert [name for header in headers for name in header if name != "key" or header is headers[0]] == list(COLUMNS)
     assert all("key" in header for header in headers)
