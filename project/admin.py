@@ -19,13 +19,13 @@ else:
 class ApiKeyAdmin(InspectedAdmin, Base):
     list_display = ("name", "limit_key", "user", "account", "created_at", "revoked_at")
     refused_column = True
-    list_select_related = ("user", "account")
-    search_fields = ("name", "account__identifier")
+    list_select_related = ("user",)
+    search_fields = ("name", "account")
     readonly_fields = ("limit_key", "created_at")
 
     def inspected(self, row: ApiKey) -> tuple[str, str]:
         """Return the key that limits use for this API key, and the account that pays ("-" if there is none)."""
-        return row.limit_key, row.account_id or "-"
+        return row.limit_key, row.account or "-"
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Return False: `ApiKey.objects.issue` makes keys, because the secret can be shown only once."""

@@ -40,7 +40,7 @@ class ApiKeyAuthentication(BaseAuthentication):
 def account_of(request: HttpRequest | Request) -> str | None:
     """Return the account that pays for the request: the account of its API key. Return None without an API key."""
     auth = getattr(request, "auth", None)
-    return auth.account_id if isinstance(auth, ApiKey) else None
+    return auth.account or None if isinstance(auth, ApiKey) else None
 
 
 def find_keys(text: str) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ from django.conf import settings
 from django.db import models
 
 from ratelimits.identity import api_key_of
+from ratelimits.models.keys import validate_account
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import User
@@ -25,7 +26,7 @@ class ApiKeyManager(models.Manager["ApiKey"]):
     def issue(self, *, name: str, user: User, account: str | None = None) -> tuple[ApiKey, str]:
         """Make an API key. Return the key and its secret. The secret is not stored, so it cannot be shown again."""
         secret = secrets.token_urlsafe(32)
-        key = self.create(name=name, user=user, account_id=account, digest=digest_of(secret))
+        key = self.create(name=name, user=user, account=account or "", digest=digest_of(secret))
         return key, secret
 
 
@@ -35,15 +36,8 @@ class ApiKey(models.Model):
     name = models.CharField(max_length=64)
     digest = models.CharField(max_length=64, unique=True, editable=False)
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_keys")
-    # The foreign key contains the account's identifier. So a request needs no second query for its account.
-    account = models.ForeignKey(
-        "ratelimits.Account",
-        to_field="identifier",
-        on_delete=models.PROTECT,
-        null=True,
-        blank=True,
-        related_name="+",
-    )
+    # The account's text, and no foreign key: a row of Account follows its customer when the text is moved to another.
+    account = models.CharField(max_length=255, blank=True, validators=[validate_account])
     created_at = models.DateTimeField(auto_now_add=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
 

@@ -159,9 +159,9 @@ class TestIdentities:
         assert (answer.allowed, answer.decision is not None) == (True, True)
 
     def test_drfs_request_brings_its_credential(self, settings: Any) -> None:
-        settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": lambda request: request.auth.account_id}
+        settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": lambda request: request.auth.account}
         wrapped = Request(request())
-        wrapped.user, wrapped.auth = User(pk=3), ApiKey(pk=9, account_id="acme")
+        wrapped.user, wrapped.auth = User(pk=3), ApiKey(pk=9, account="acme")
         who = identify(wrapped)
         assert (who.user, who.api_key, who.account) == ("user:3", "api_key:project.apikey:9", "account:acme")
         assert (who.narrowest_key, who.account_id) == ("api_key:project.apikey:9", "acme")

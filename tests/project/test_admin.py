@@ -25,7 +25,7 @@ URL = reverse("admin:project_apikey_changelist")
 def refused(key: ApiKey, denied: int) -> None:
     start = int(time.time()) // HOUR * HOUR
     KeyTotal.objects.create(
-        span=HOUR, start=start, account=key.account_id or "", key=key.limit_key, rule=1, meter="requests",
+        span=HOUR, start=start, account=key.account, key=key.limit_key, rule=1, meter="requests",
         admitted_requests=0, denied_requests=denied, shadow_requests=0,
     )  # fmt: skip
 
