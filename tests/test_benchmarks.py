@@ -93,7 +93,7 @@ def test_a_benchmark_runs_prints_its_table_and_writes_its_json(name: str, tmp_pa
 def test_a_line_is_slower_than_at_an_earlier_revision_if_it_was_so_in_every_turn() -> None:
     def measured(one: float, other: float) -> dict[str, float]:
         figures = {"layers": {"one": {"median_us": one}, "other": {"median_us": other, "round_medians_us": [other]}}}
-        return dict(revisions.medians("", figures))
+        return dict(revisions.times("", figures))
 
     turns = [
         {"before": measured(10, 10), "after": measured(11, 12)},
@@ -102,6 +102,17 @@ def test_a_line_is_slower_than_at_an_earlier_revision_if_it_was_so_in_every_turn
     one, other = revisions.compare(turns)
     assert (one["what"], one["before"], one["after"], one["slower"]) == ("layers one", 10, 11.5, "slower")
     assert (other["what"], other["ratio"], other["slower"]) == ("layers other", 1.05, "")
+
+
+def test_a_rate_is_compared_as_the_time_of_one_and_a_name_tells_the_figures_apart() -> None:
+    tasks = {"64": {"ours": {"per_second": 20_000, "p99_us": 70.0}, "threads": {"per_second": 0}}}
+    postgres = {"drain_lines_per_second": 10_000, "rows": 7, "report": {"seconds": 1.5}, "portions": [{"lines": 2}]}
+    assert dict(revisions.times("", {"results": {**tasks, "postgres": postgres}})) == {
+        "results 64 ours per_second": 50.0,
+        "results 64 ours p99_us": 70.0,
+        "results postgres drain_lines_per_second": 100.0,
+        "results postgres report seconds": 1_500_000.0,
+    }
 
 
 def test_decide_runs_and_says_which_peers_are_not_installed(tmp_path: Path) -> None:
