@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 from django.contrib import admin
@@ -12,10 +12,8 @@ from django.db.models.functions import Coalesce
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ratelimits import moments
 from ratelimits.admin.audited import AuditedAdmin, InForceFilter
 from ratelimits.admin.changes.page import PARTS, PER_PAGE, shown_change
 from ratelimits.admin.changes.rows import changed_rows
@@ -27,11 +25,10 @@ from ratelimits.admin.row_files.page import RowFiles
 from ratelimits.admin.suggestions import KeySuggestions, RowSuggestions
 from ratelimits.admin.typed import MOMENTS, TypedNumbers, local_time, primary_key
 from ratelimits.algorithms import calendar
-from ratelimits.algorithms.billing_periods import Timeline
 from ratelimits.algorithms.wording import amount
 from ratelimits.conf import conf
 from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, PlanPrice, Rule
-from ratelimits.models.periods import timeline_of
+from ratelimits.models.periods import periods_after
 from ratelimits.reports import plan_changes
 
 
@@ -187,8 +184,7 @@ class AccountAdmin(
 
     def save_model(self, request: HttpRequest, obj: Account, form: Any, change: bool) -> None:
         plan_changes.schedule(obj)
-        # The terms are compared after the save (see `doubts`): perhaps another row of the customer has its terms.
-        request.periods_before = timeline_of(conf.DATABASE, obj.identifier)  # type: ignore[attr-defined]
+        request.periods_after = self._periods_after(obj)  # type: ignore[attr-defined]
         super().save_model(request, obj, form, change)
 
     @admin.display(description=_("next plan from"))
@@ -204,11 +200,15 @@ class AccountAdmin(
 
     def doubts(self, request: HttpRequest, row: Account, *, is_new: bool) -> list[str]:
         """Return a sentence about a deleted account with the same text, and where the next billing period will lie."""
-        before: Timeline = request.periods_before  # type: ignore[attr-defined]
-        former = list(former_accounts([row.identifier]).values()) if is_new else []
-        if is_new and not before.frozen:
-            return former  # The account has no usage yet, so nobody has seen its periods.
-        return [*former, *_edited_periods(before, timeline_of(conf.DATABASE, row.identifier))]
+        former = former_accounts([row.identifier]).values() if is_new else ()
+        return [*former, *request.periods_after]  # type: ignore[attr-defined]
+
+    def effect_of(self, request: HttpRequest, row: Account) -> tuple[list[str], list[str]]:
+        """Return no sentences, and warnings that say where the next billing period will lie."""
+        return [], self._periods_after(row)
+
+    def _periods_after(self, row: Account) -> list[str]:
+        return periods_after(conf.DATABASE, [row]).get(row.identifier, [])
 
     def billed_accounts(self, pk: Any) -> Collection[str]:
         """Return the account's identifier."""
@@ -217,24 +217,3 @@ class AccountAdmin(
     def inspected(self, row: Account) -> tuple[str, str]:
         """Return the key for the inspector, and "" as the account, because the key already names the account."""
         return row.key, ""
-
-
-def _edited_periods(before: Timeline, after: Timeline) -> Iterator[str]:
-    """Yield sentences about the periods that new terms give: none if the terms are the same.
-
-    `before` and `after` are the billing periods of the account before the edit and after it.
-    """
-    if (before.timezone, before.anchor) == (after.timezone, after.anchor):
-        return
-    present = after.at(int(moments.now().timestamp()) * 1_000_000)
-    following = after.at(present.end)
-    if after.is_frozen(present):
-        text = gettext("The present billing period stays as it is. It ends at %(end)s %(zone)s.")
-    else:
-        text = gettext(
-            "No billing period was used yet, so the edit applies to all of them. The present one lasts from %(start)s"
-            " to %(end)s %(zone)s."
-        )
-    yield text % {"start": present.local_start(), "end": present.local_end(), "zone": present.timezone}
-    text = gettext("The next billing period begins then, at %(start)s %(zone)s, and ends at %(end)s %(zone)s.")
-    yield text % {"start": following.local_start(), "end": following.local_end(), "zone": following.timezone}

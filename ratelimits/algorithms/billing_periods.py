@@ -219,6 +219,21 @@ class Timeline:
         """Add a period to the frozen periods."""
         insort(self.frozen, period)
 
+    def freeze_until(self, now: int) -> list[Period]:
+        """Freeze all periods from the first frozen one to the one at `now` (µs since 1970 UTC). Return the new ones.
+
+        An edit of the time zone or of the anchor does this, so that it changes only later periods.
+        """
+        new = []
+        start = self.frozen[0].start if self.frozen else now + 1
+        while start <= now:
+            period = self.at(start)
+            if not self.is_frozen(period):
+                self.freeze(period)
+                new.append(period)
+            start = period.end
+        return new
+
     def between(self, start: int, end: int) -> list[Period]:
         """Return the billing periods that overlap a span (µs since 1970 UTC)."""
         periods = []

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 from django.db import connections, models, transaction
 from django.db.models import F
 from django.dispatch import receiver
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits import moments
 from ratelimits.algorithms.billing_periods import Frozen, Period, Timeline, period_name
 from ratelimits.models.accounts import Account, IdentifierEditedError
 from ratelimits.models.accounts.named import NamedCustomer, named_now
@@ -236,7 +238,11 @@ def freeze_of_customers(using: str, uses: Collection[CustomerAndBin]) -> dict[Cu
         of_customers = customer_timelines(using, pks)
         new: list[FrozenPeriod] = []
         for customer, bin_ in missing:
-            found[customer, bin_] = _freeze(of_customers[customer], customer, bin_ * _SECOND, new)
+            timeline = of_customers[customer]
+            period = found[customer, bin_] = timeline.at(bin_ * _SECOND)
+            if not timeline.is_frozen(period):
+                timeline.freeze(period)
+                new.append(_frozen_row(customer, period))
         FrozenPeriod.objects.using(using).bulk_create(new)
     return found
 
@@ -261,13 +267,8 @@ def _contained(using: str, uses: Collection[CustomerAndBin]) -> dict[CustomerAnd
     }
 
 
-def _freeze(timeline: Timeline, customer: int, at: int, new: list[FrozenPeriod]) -> Period:
-    """Return the period at a moment (µs since 1970 UTC). If it is not frozen, freeze it and add its row to `new`."""
-    period = timeline.at(at)
-    if not timeline.is_frozen(period):
-        timeline.freeze(period)
-        new.append(FrozenPeriod(customer_id=customer, **{name: getattr(period, name) for name in COLUMNS}))
-    return period
+def _frozen_row(customer: int, period: Period) -> FrozenPeriod:
+    return FrozenPeriod(customer_id=customer, **{name: getattr(period, name) for name in COLUMNS})
 
 
 def lock(using: str, customers: Iterable[int]) -> None:
@@ -360,10 +361,53 @@ def _edited_rows(rows: Iterable[Account]) -> list[_Row]:
 
 def _freeze_until(now: int, using: str, customers: Mapping[int, _Terms]) -> None:
     """Freeze all periods from each customer's first row to the one at `now` (µs since 1970 UTC), by these terms."""
-    frozen, new = _frozen(using, customers), list[FrozenPeriod]()
-    for pk, periods in frozen.items():
-        timeline = Timeline(*customers[pk], periods)
-        at = timeline.frozen[0].start
-        while at <= now:
-            at = _freeze(timeline, pk, at, new).end
+    frozen = _frozen(using, customers)
+    new = [
+        _frozen_row(pk, period)
+        for pk, periods in frozen.items()
+        for period in Timeline(*customers[pk], periods).freeze_until(now)
+    ]
     FrozenPeriod.objects.using(using).bulk_create(new, batch_size=_CHUNK)
+
+
+def periods_after(using: str, rows: Sequence[Account]) -> dict[str, list[str]]:
+    """Return sentences about the billing periods that unsaved rows will give when they are saved, by identifier.
+
+    Leave out rows that change no terms, and new rows of customers without usage: nobody has seen their periods.
+    Nothing is written.
+    """
+    edited = {row.identifier: (row, new) for row, new in zip(rows, _edited_rows(rows), strict=True)}
+    customers = named_now(using, {new.identifier for _saved, new in edited.values()})
+    timelines = timelines_of(using, customers.values())
+    stored = _rows_of(using, {customer.pk for customer in customers.values() if customer.pk is not None})
+    found: dict[str, list[str]] = {}
+    for text, (row, new) in edited.items():
+        customer = customers[new.identifier]
+        before = timelines[customer.token]
+        if row._state.adding and not before.frozen:
+            continue
+        # Perhaps another row of the customer has its terms.
+        others = [other for other in stored.get(customer.pk or 0, ()) if other.pk != new.pk]
+        after = Timeline(*_terms_in_force([*others, new]), before.frozen)
+        if (before.timezone, before.anchor) != (after.timezone, after.anchor):
+            found[text] = list(_sentences(before, after))
+    return found
+
+
+def _sentences(before: Timeline, after: Timeline) -> Iterator[str]:
+    """Yield sentences about the present and the next billing period after an edit of the terms `before`."""
+    now = int(moments.now().timestamp()) * _SECOND
+    for period in before.freeze_until(now):
+        after.freeze(period)
+    present = after.at(now)
+    following = after.at(present.end)
+    if after.is_frozen(present):
+        text = gettext("The present billing period stays as it is. It ends at %(end)s %(zone)s.")
+    else:
+        text = gettext(
+            "No billing period was used yet, so the edit applies to all of them. The present one lasts from %(start)s"
+            " to %(end)s %(zone)s."
+        )
+    yield text % {"start": present.local_start(), "end": present.local_end(), "zone": present.timezone}
+    text = gettext("The next billing period begins then, at %(start)s %(zone)s, and ends at %(end)s %(zone)s.")
+    yield text % {"start": following.local_start(), "end": following.local_end(), "zone": following.timezone}

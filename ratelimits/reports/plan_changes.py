@@ -33,12 +33,10 @@ def schedule(account: Account, now: int | None = None) -> None:
 
 
 def _present_period(account: Account, now: int) -> Period:
-    present = timeline_of(account._state.db or Account.objects.db, account.identifier)
+    timeline = timeline_of(account._state.db or Account.objects.db, account.identifier)
     # The row is not saved yet, so its terms are perhaps new. Then the present period is frozen when it is saved.
-    before, after = present.at(now), Timeline(account.timezone, account.billing_anchor, present.frozen)
-    if present.frozen and not present.is_frozen(before):
-        after.freeze(before)
-    return after.at(now)
+    timeline.freeze_until(now)
+    return Timeline(account.timezone, account.billing_anchor, timeline.frozen).at(now)
 
 
 def apply_due(using: str, now: int | None = None) -> int:

@@ -15,10 +15,10 @@ BILLING_PERIODS = "algorithms/billing_periods.py"
 IN_BILLS = (
     Fault(
         "an edit freezes only from the newest frozen period on",
-        PERIODS,
+        BILLING_PERIODS,
         MONTHS,
-        "at = timeline.frozen[0].start",
-        "at = timeline.frozen[-1].start",
+        "start = self.frozen[0].start if",
+        "start = self.frozen[-1].start if",
     ),
     Fault(
         "an edit freezes the periods of its new terms",

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ValidationError
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.urls import reverse
 
@@ -217,6 +218,86 @@ class TestTerms:
         flow()
         (frozen,) = FrozenPeriod.objects.filter(label="2026-02")
         assert (frozen.start, frozen.end) == (at("2026-02-01"), at("2026-02-10T11:00"))
+
+    def undo(self, client: Client) -> list[str]:
+        """Return what the page that undoes the newest change says. Then confirm."""
+        url = reverse("admin:ratelimits_change_undo", args=["account", Account.history.latest("history_id").history_id])
+        with edit_at("2026-01-20"):
+            warnings: list[str] = client.get(url).context["consequences"].warnings
+            assert client.post(url, {"_confirmed": "1"}).status_code == 302
+        return warnings
+
+    def edit(self, **values: str) -> None:
+        account = Account.objects.get()
+        for name, value in values.items():
+            setattr(account, name, value)
+        with edit_at("2026-01-20"):
+            account.save()
+
+    def test_an_undo_says_the_same(self, admin_client: Client) -> None:
+        acme = account()
+        spend("acme", "2026-01-15")
+        flow()
+        self.edit(name="Acme")
+        assert self.undo(admin_client) == []
+        self.edit(billing_anchor="2026-01-10T00:00")
+        stays = "The present billing period stays as it is. It ends at 2026-02-01 00:00 UTC."
+        assert self.undo(admin_client) == [
+            stays,
+            f"{self.NEXT}2026-02-01 00:00 UTC, and ends at 2026-03-01 00:00 UTC.",
+        ]
+        self.edit(timezone="Europe/Berlin")
+        with edit_at("2026-01-20"):
+            Account.objects.get().delete()
+        assert self.undo(admin_client) == [
+            stays,
+            f"{self.NEXT}2026-02-01 01:00 Europe/Berlin, and ends at 2026-03-01 00:00 Europe/Berlin.",
+        ]
+        assert Account.objects.get() == acme
+        spend("acme", "2026-02-05")
+        flow()
+        (frozen,) = FrozenPeriod.objects.filter(label="2026-02")
+        assert (frozen.start, frozen.end) == (at("2026-02-01"), at("2026-02-28T23:00"))
+
+    def test_a_file_says_the_same(self, admin_client: Client) -> None:
+        for name in ("acme", "idle", "same"):
+            account(name)
+        for name in ("acme", "same", "rowless"):
+            spend(name, "2026-01-15")
+        flow()
+        lines = ["identifier,name,timezone", "acme,,Asia/Tokyo", "idle,,Asia/Tokyo", "same,Same,UTC"]
+        lines += ["rowless,,Asia/Tokyo", "new,,Asia/Tokyo"]
+        file = SimpleUploadedFile("rows.csv", "\n".join(lines).encode())
+        shown = admin_client.post(reverse("admin:ratelimits_account_import"), {"file": file}, follow=True)
+        assert shown.context["terms"].count == 3
+        stays = "The present billing period stays as it is. It ends at 2026-02-01 00:00 UTC."
+        # The months of Tokyo start nine hours before those of UTC: less than two days from the frozen period.
+        short = f"{self.NEXT}2026-02-01 09:00 Asia/Tokyo, and ends at 2026-03-01 00:00 Asia/Tokyo."
+        unused = "No billing period was used yet, so the edit applies to all of them. The present one lasts from "
+        begins = f"{self.NEXT}2026-02-01 00:00 Asia/Tokyo, and ends at 2026-03-01 00:00 Asia/Tokyo."
+        assert shown.context["terms"].first == [
+            (2, f"{stays} {short}"),
+            (3, f"{unused}2026-01-01 00:00 to 2026-02-01 00:00 Asia/Tokyo. {begins}"),
+            (5, f"{stays} {short}"),
+        ]
+        page = html.unescape(shown.content.decode())
+        assert "3 lines change the billing periods of accounts." in page
+        assert f"Line 2: {stays}" in page
+        assert Account.objects.filter(timezone="Asia/Tokyo").count() == 0
+
+    def test_a_former_state_says_the_same(self, admin_client: Client) -> None:
+        acme = account()
+        spend("acme", "2026-01-15")
+        flow()
+        first = Account.history.latest("history_id").history_id
+        self.edit(billing_anchor="2026-01-10T00:00")
+        url = reverse("admin:ratelimits_account_simple_history", args=[acme.pk, first])
+        with edit_at("2026-01-20"):
+            asked = admin_client.post(url, {"timezone": "UTC", "name": ""})
+        assert asked.context["consequences"].warnings[:2] == [
+            "The present billing period stays as it is. It ends at 2026-02-01 00:00 UTC.",
+            f"{self.NEXT}2026-02-01 00:00 UTC, and ends at 2026-03-01 00:00 UTC.",
+        ]
 
     def test_an_account_without_usage_has_the_new_periods_from_the_beginning(self, admin_client: Client) -> None:
         assert self.asked(admin_client, None, identifier="acme", timezone="Asia/Tokyo") == []

@@ -22,7 +22,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ratelimits import moments
 from ratelimits.admin.audited import REASON, AuditedAdmin, reason_field, recorded_user
-from ratelimits.admin.row_files.shown import ShownLines, deleted_before, page_of, unknown_keys
+from ratelimits.admin.row_files.shown import ShownLines, deleted_before, edited_terms, page_of, unknown_keys
 from ratelimits.models import Upload
 from ratelimits.reports.exports.chunks import encoded
 from ratelimits.reports.exports.csv import lines as without_formulae
@@ -190,13 +190,18 @@ class RowFiles(_Base):
         """Return the page with the differences. `form` is the form that was posted but not accepted, or None."""
         effect, lines = effect_of_file(self._table, source, self._database)
         shown_lines = ShownLines(request.GET.get("show", ""), page_of(request.GET.get("page", "")))
-        unknown, deleted = unknown_keys(), deleted_before()
+        # Accounts have no column of a key. Only they can have been deleted before, and have billing periods.
+        noted = (
+            {"unknown": unknown_keys()}
+            if "key" in self._table.columns
+            else {"deleted": deleted_before(), "terms": edited_terms()}
+        )
         for line in lines:
             shown_lines.add(line)
-            # Accounts have no column of a key, and only they can have been deleted before.
-            (unknown if "key" in self._table.columns else deleted).add(line)
-        unknown.finish()
-        deleted.finish()
+            for each in noted.values():
+                each.add(line)
+        for each in noted.values():
+            each.finish()
         typed = {} if form is None else {REASON: request.POST.get(REASON), "good_only": request.POST.get("good_only")}
         initial = {"digest": effect.digest, "version": effect.version, **typed}
         return self._page(
@@ -206,9 +211,8 @@ class RowFiles(_Base):
             errors=effect.counts[LineState.ERROR],
             good=effect.good,
             sections=shown_lines.sections(request.GET["file"], effect.counts),
-            unknown=unknown,
-            deleted=deleted,
             start_url=request.path,
+            **noted,
         )
 
     def _import(self, request: HttpRequest, source: Source, form: ConfirmForm) -> FileEffect | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -10,6 +10,8 @@ from django.utils.translation import gettext as _
 
 from ratelimits import unknown_names
 from ratelimits.admin.operate.moves import former_accounts
+from ratelimits.conf import conf
+from ratelimits.models.periods import periods_after
 from ratelimits.row_files.comparing import PORTION, ComparedLine, LineState
 
 #: Maximum number of lines that a section shows at once.
@@ -87,36 +89,34 @@ class ShownLines:
 class NotedLines:
     """Finds the lines of which a person should read something before the import, such as a key that nobody has.
 
-    `subject_of` returns the text that a new or changed line is about; "" for no text. `sentences_of` returns sentences
-    about some of these texts, by text. After `finish`, `count` is the number of lines with a sentence. `first` has the
-    first `PER_PAGE` of these lines, each with its number and its sentence.
+    `is_chosen` says whether a new or changed line is looked up. `sentences_of` returns sentences about the rows of some
+    such lines, by the value of the column `by`. After `finish`, `count` is the number of lines with a sentence. `first`
+    has the first `PER_PAGE` of these lines, each with its number and its sentence.
     """
 
     def __init__(
         self,
-        subject_of: Callable[[ComparedLine], str],
-        sentences_of: Callable[[Collection[str]], Mapping[str, str]],
+        by: str,
+        sentences_of: Callable[[Sequence[Any]], Mapping[str, str]],
+        is_chosen: Callable[[ComparedLine], bool] = lambda line: True,
     ) -> None:
         self.count = 0
         self.first: list[tuple[int, str]] = []
-        self._subject_of, self._sentences_of = subject_of, sentences_of
-        self._waiting: list[tuple[int, str]] = []
+        self._by, self._sentences_of, self._is_chosen = by, sentences_of, is_chosen
+        self._waiting: list[ComparedLine] = []
 
     def add(self, line: ComparedLine) -> None:
-        """Add a line. The texts of several lines are looked up together."""
-        subject = self._subject_of(line) if line.state in (LineState.NEW, LineState.CHANGED) else ""
-        if subject:
-            self._waiting.append((line.number, subject))
+        """Add a line. The rows of several lines are looked up together."""
+        if line.state in (LineState.NEW, LineState.CHANGED) and self._is_chosen(line):
+            self._waiting.append(line)
         if len(self._waiting) >= PORTION:
-            self._look_up()
+            self.finish()
 
     def finish(self) -> None:
         """Look up the last lines."""
-        self._look_up()
-
-    def _look_up(self) -> None:
-        sentences = self._sentences_of([subject for _number, subject in self._waiting])
-        found = [(number, sentences[subject]) for number, subject in self._waiting if subject in sentences]
+        sentences = self._sentences_of([line.row for line in self._waiting])
+        names = [(line.number, getattr(line.row, self._by)) for line in self._waiting]
+        found = [(number, sentences[name]) for number, name in names if name in sentences]
         self.count += len(found)
         self.first += found[: PER_PAGE - len(self.first)]
         self._waiting = []
@@ -124,11 +124,22 @@ class NotedLines:
 
 def unknown_keys() -> NotedLines:
     """Return what finds the lines whose key names a user or account that does not exist."""
-    return NotedLines(lambda line: getattr(line.row, "key", ""), unknown_names.in_keys)
+    return NotedLines("key", lambda rows: unknown_names.in_keys([row.key for row in rows]))
 
 
 def deleted_before() -> NotedLines:
     """Return what finds the lines that add an account whose text is still that of a deleted account's customer."""
     return NotedLines(
-        lambda line: getattr(line.row, "identifier", "") if line.state is LineState.NEW else "", former_accounts
+        "identifier",
+        lambda rows: former_accounts([row.identifier for row in rows]),
+        lambda line: line.state is LineState.NEW,
+    )
+
+
+def edited_terms() -> NotedLines:
+    """Return what finds the lines that change the billing periods of an account, and says where these lie then."""
+    return NotedLines(
+        "identifier",
+        lambda rows: {text: " ".join(said) for text, said in periods_after(conf.DATABASE, rows).items()},
+        lambda line: any(change.field in ("timezone", "billing_anchor") for change in line.changes),
     )
