@@ -1,4 +1,4 @@
-"""System checks of the installation: distributions with the same import name, apps, and the runner of tests."""
+"""System checks of the project: distributions with the same import name, apps, foreign keys, the runner of tests."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 
 from ratelimits.conf import embedded
+from ratelimits.models.accounts import identifier_references
 
 #: The name of this app on package indexes, and the name of another project's distribution with the same import name.
 DISTRIBUTION, OTHER = "django-ratelimits", "ratelimits"
@@ -64,6 +65,22 @@ def check_history_pages(app_configs: Sequence[AppConfig] | None, **kwargs: Any) 
             hint="Add 'simple_history' to INSTALLED_APPS. A project without the admin does not need it.",
             id="ratelimits.E013",
         )
+    ]
+
+
+@checks.register("ratelimits")
+def check_references(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Return a warning for each foreign key of the project that refers to accounts by their identifier."""
+    return [
+        checks.Warning(
+            f"{key.model._meta.label}.{key.name} refers to accounts by their identifier, which can change. So the text"
+            " of an account to which a row refers cannot be moved to another customer, nor can its customer be erased.",
+            hint="If the foreign key means the customer, leave to_field out: the primary key never changes. If it means"
+            " the text, store the text without a foreign key.",
+            obj=key,
+            id="ratelimits.W058",
+        )
+        for key in identifier_references()
     ]
 
 

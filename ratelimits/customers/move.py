@@ -59,8 +59,9 @@ def move(
 
     `seen` is the digest of the `Planned` that a person has confirmed; "" if nobody was asked.
 
-    Raise NotMovedError for anonymous usage, if `since` is no quarter or is after the next quarter, or if adjustments
-    are needed and have no author or cannot be made. Raise ChangedMeanwhileError if the move differs from `seen`.
+    Raise NotMovedError for anonymous usage, if `since` is no quarter or is after the next quarter, if a row of the
+    project refers to the account by its identifier, or if adjustments are needed and have no author or cannot be made.
+    Raise ChangedMeanwhileError if the move differs from `seen`.
     """
     using, text = conf.DATABASE, canonical_account(text)
     with transaction.atomic(using=using):

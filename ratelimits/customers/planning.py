@@ -18,6 +18,7 @@ from ratelimits.algorithms.billing_periods import Period, Timeline
 from ratelimits.customers.counting import closed_until
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.models import Account, Customer, Line, Move, Name, PeriodUsage, Report
+from ratelimits.models.accounts import ReferredError, refuse_references
 from ratelimits.models.customers import (
     DatedName,
     customer_at,
@@ -272,8 +273,8 @@ def next_quarter(using: str) -> int:
 def plan(using: str, text: str, customer: Customer | None = None, since: int | None = None) -> Planned:
     """Return what a move would do. `text`, `customer` and `since` are those of `move`.
 
-    Raise NotMovedError for anonymous usage, if the text is that of a waiting customer, or if `since` is no quarter or
-    is after the next quarter.
+    Raise NotMovedError for anonymous usage, if the text is that of a waiting customer, if `since` is no quarter or is
+    after the next quarter, or if a row of the project refers to the account by its identifier.
     """
     text = canonical_account(text)
     if not text or (customer is not None and customer.names.using(using).filter(identifier="").exists()):
@@ -296,6 +297,12 @@ def plan(using: str, text: str, customer: Customer | None = None, since: int | N
         texts.setdefault(owner, []).append(other)
     if pk is not None and names[-1].customer == pk:
         _refuse_two_accounts(using, text, texts.get(pk, ()))
+    if names and (customer is None or names[-1].customer != customer.pk):
+        try:
+            # The account of the former customer gets another identifier, and so does the one that waits for a text.
+            refuse_references(using, [text] if customer is None else [text, waiting_text(customer)])
+        except ReferredError as error:
+            raise NotMovedError(str(error)) from error
     closed = closed_until(using, text, customer)
     if closed > next_quarter(using):  # a running period was closed by force
         raise NotMovedError(

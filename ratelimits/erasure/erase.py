@@ -30,6 +30,7 @@ from ratelimits.models import (
     ReportLine,
     ShardState,
 )
+from ratelimits.models.accounts import ReferredError, refuse_references
 from ratelimits.models.history import MAX_REASON
 from ratelimits.models.periods import lock
 from ratelimits.usage import crash
@@ -117,7 +118,8 @@ def erase(customer: Customer, archives: Sequence[Path] = (), *, by: Any = None, 
     drain before.
 
     Raise NotErasedError if the customer was erased before, is anonymous usage, or has deliveries that are not settled,
-    if an archive with its usage is missing, or if a batch or a report does not match its digest. Raise ArchiveError if
+    if a row of the project refers to its account by the identifier, if an archive with its usage is missing, or if a
+    batch or a report does not match its digest. Raise ArchiveError if
     an archive is not the one that the ledger recorded. Then nothing has changed.
     """
     using = conf.DATABASE
@@ -212,6 +214,11 @@ def _require_erasable(using: str, customer: Customer) -> None:
         raise NotErasedError(_("This customer was erased before."))
     if customer.names.using(using).filter(identifier="").exists():
         raise NotErasedError(_("Anonymous usage has no name that could be erased."))
+    try:
+        names = customer.names.using(using).filter(until=None)
+        refuse_references(using, set(names.values_list("identifier", flat=True)))
+    except ReferredError as error:
+        raise NotErasedError(str(error)) from error
     deliveries = PushDelivery.objects.using(using).filter(report__customer=customer)
     states = (PushDelivery.State.WAITING, PushDelivery.State.UNSURE)
     if (count := deliveries.filter(state__in=states).count()) > 0:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.db import models
+from django.db import models, router
 from django.dispatch import receiver
 from django.utils.translation import gettext_lazy as _
 
@@ -138,6 +138,37 @@ class SecondAccountError(ValueError):
             " all texts of the customer: edit that account. If %(text)s is somebody else, move it first."
         )
         super().__init__(said % {"text": text, "account": account})
+
+
+def identifier_references() -> list[models.ForeignKey[Any, Any]]:
+    """Return the foreign keys of other models that refer to accounts by the identifier, in place of the primary key.
+
+    The database refuses to change the identifier of an account to which such a key refers.
+    """
+    relations: Iterable[Any] = Account._meta.get_fields(include_hidden=True)
+    keys: Iterable[Any] = (one.field for one in relations if isinstance(one, models.ManyToOneRel))
+    return [key for key in keys if key.db_constraint and key.target_field is Account._meta.get_field("identifier")]
+
+
+class ReferredError(ValueError):
+    """Raised if the identifier of an account would change, but rows of the project refer to the account by it."""
+
+    def __init__(self, key: models.ForeignKey[Any, Any], text: str) -> None:
+        said = _(
+            "%(field)s of a row of your project refers to the account %(text)s by its identifier, which would change."
+            " Let this foreign key refer to the primary key of accounts (without to_field): it then stays with the"
+            " customer. Or store the text without a foreign key: it then means whoever has the text."
+        )
+        super().__init__(said % {"field": f"{key.model._meta.label}.{key.name}", "text": text})
+
+
+def refuse_references(using: str, identifiers: Collection[str]) -> None:
+    """Raise ReferredError if a row of the project refers to one of these accounts by its identifier."""
+    for key in identifier_references():
+        if router.allow_migrate_model(using, key.model):
+            rows = key.model._base_manager.using(using).filter(**{f"{key.attname}__in": identifiers})
+            if (text := rows.values_list(key.attname, flat=True).first()) is not None:
+                raise ReferredError(key, text)
 
 
 def _customers(rows: Sequence[Any], using: str) -> list[Mapping[str, Any]]:
