@@ -44,6 +44,7 @@ class RatelimitsConfig(AppConfig):
             settings,
             usage,
         )
+        from ratelimits.doctor import usage as usage_for_doctor
         from ratelimits.models.raw import adoption, fixtures  # noqa: F401  (connects its signal handlers)
         from ratelimits.quota import process_totals
         from ratelimits.rules import groups
@@ -53,6 +54,7 @@ class RatelimitsConfig(AppConfig):
 
         process_totals.write_with(stored_totals.write)
         groups.watch()
+        usage_for_doctor.install()
         state.sources[:] = [readings.read]
         telemetry.start()
         pre_migrate.connect(routers.read_database, sender=self, dispatch_uid="ratelimits.routers")

@@ -14,7 +14,7 @@ from django.db import DatabaseError
 from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.conf import conf
-from ratelimits.doctor.findings import MORE_MEMORY, Part, batches_wait, counts_usage, needed
+from ratelimits.doctor.findings import Part, batches_wait, counts_usage, more_memory, needed
 from ratelimits.embedded import ServerStartError
 from ratelimits.engine import Unavailable, memory
 from ratelimits.engine.server import Server, current_server
@@ -57,13 +57,13 @@ def _check_memory() -> Iterator[checks.CheckMessage]:
     if share >= starts[memory.Shortage.SHORT]:
         yield checks.Warning(
             f"A Redis server uses {share:.0%} of its maxmemory: all new addresses share one count.",
-            hint=MORE_MEMORY,
+            hint=more_memory(),
             id="ratelimits.W041",
         )
     elif share >= starts[memory.Shortage.NEAR]:
         yield checks.Warning(
             f"A Redis server uses {share:.0%} of its maxmemory: new addresses of a network share one count.",
-            hint=MORE_MEMORY,
+            hint=more_memory(),
             id="ratelimits.W040",
         )
 

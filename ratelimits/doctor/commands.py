@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ratelimits.doctor.findings import Part
+from ratelimits.doctor.findings import Part, installed
 from ratelimits.engine.keys import SCHEMA
 
 #: A script that returns a number, to try the commands that send scripts.
@@ -95,7 +95,8 @@ USED = (
     Used("HSET", (HASH, "a", "1"), (_TRIES,), (_LOGS, _COUNTS, _BILLS, _RESTORES)),
     Used("HGET", (HASH, "a"), (_TRIES,), (_LOGS, _COUNTS)),
     Used("HEXISTS", (HASH, "a"), (), (_BILLS,)),
-    Used("HMGET", (HASH, "a", "b"), (_BILLS,), (_COUNTS, _BILLS, _RESTORES)),
+    # The first request of a run looks for the open batch of an earlier run.
+    Used("HMGET", (HASH, "a", "b"), (_BILLS,), (_LIMITS, _LOGS, _LEASES, _COUNTS, _BILLS, _RESTORES)),
     Used("HGETALL", (HASH,), (_BILLS,), (_COUNTS, _BILLS)),
     Used("HINCRBY", (HASH, "n", "1"), (), (_COUNTS,)),
     Used("HLEN", (HASH,), (), (_COUNTS,)),
@@ -130,4 +131,5 @@ def key_patterns(namespace: str) -> tuple[str, str]:
 
 def rights(*, cluster: bool = False) -> Iterator[str]:
     """Yield all rights that the app's user needs for commands with the default settings, in the order of the table."""
-    return (used.right for used in USED if (cluster or not used.cluster) and used.fence in ("", "aof"))
+    sent = (used for used in USED if (cluster or not used.cluster) and used.fence in ("", "aof"))
+    return (used.right for used in sent if not used.parts.isdisjoint(installed()))

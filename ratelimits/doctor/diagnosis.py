@@ -14,10 +14,9 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import SentinelConnectionPool
 
-from ratelimits.conf import conf
 from ratelimits.doctor import walks
-from ratelimits.doctor.errors import Who, of_command, of_connection, of_fence, who_asks
-from ratelimits.doctor.findings import Part, ServerFinding, merged
+from ratelimits.doctor.errors import Who, of_command, of_connection, who_asks
+from ratelimits.doctor.findings import Part, ServerFinding, installed, ledger, merged
 from ratelimits.doctor.properties import Properties, properties, unsuitable
 from ratelimits.doctor.scratch import Scratch, scratch
 from ratelimits.doctor.tries import (
@@ -33,8 +32,6 @@ from ratelimits.engine.cluster.wire import ClusterWire
 from ratelimits.engine.server import Server, current_server
 from ratelimits.engine.transport.connection import Unavailable
 from ratelimits.engine.transport.refused import refused
-from ratelimits.engine.transport.run import read_run
-from ratelimits.usage.fence import NotFencedError, another_fence, other_fences
 
 #: How often the doctor tries again if the server does not answer in time, for example because it is busy.
 _ATTEMPTS = 3
@@ -175,7 +172,7 @@ def _walked(place: Scratch, found: list[ServerFinding], who: Who, simulating: Wh
         innocent = {part for part in cleared & _replaceable(one) if blamed.get(part) != one.name}
         return one.parts - innocent
 
-    for part in Part:
+    for part in installed():
         if part is Part.BILLS and Part.COUNTS in failing and not _can_drain(place, new.get(Part.COUNTS)):
             # Without counts there is nothing to bill.
             found = [replace(one, parts=one.parts | _with_bills(stopped(one))) for one in found]
@@ -190,10 +187,10 @@ def _walked(place: Scratch, found: list[ServerFinding], who: Who, simulating: Wh
             cleared.add(part)
             continue
         failing.add(part)
-        if isinstance(error, NotFencedError):
-            reason = of_fence(error, who, _other_values(place), [one.acl for one in found if one.name in OF_FENCES])
-        else:
-            reason = _of_walk(error, part, simulating if part is Part.TRIES else who)
+        later = [one.acl for one in found if one.name in OF_FENCES]
+        reason = ledger.of_fence(error, place, who, later) or _of_walk(
+            error, part, simulating if part is Part.TRIES else who
+        )
         of_part = [one for one in known if part in one.parts]
         if part not in perhaps or _names_another(reason, of_part):
             new[part] = reason
@@ -226,7 +223,7 @@ def _with_bills(stopped: frozenset[Part]) -> frozenset[Part]:
 
 def _with_other_fences(place: Scratch, one: ServerFinding) -> ServerFinding:
     """Return a finding about the fence that also says which other fences the server accepts."""
-    return replace(one, mend=f"{one.mend.removesuffix('.')}. {_other_values(place)}")
+    return replace(one, mend=f"{one.mend.removesuffix('.')}. {ledger.other_fences(place)}")
 
 
 def _names_another(reason: ServerFinding, known: Sequence[ServerFinding]) -> bool:
@@ -258,25 +255,9 @@ def _of_walk(error: Exception, part: Part, who: Who) -> ServerFinding:
     )
 
 
-def _other_values(scratch: Scratch) -> str:
-    """Return a sentence that says which other values of RATELIMITS["FENCE"] would work, and why the rest would not."""
-    try:
-        tried = other_fences(scratch.server, read_run(scratch.client, scratch.key("fence")))
-    except (RedisError, Unavailable, OSError):
-        return f"{another_fence()}."
-    working = [f'"{name}"' for name, error in tried.items() if error is None]
-    failing = [f'"{name}" ({error.reason})' for name, error in tried.items() if error is not None]
-    names = f"{', '.join(working[:-1])} and {working[-1]}" if len(working) > 1 else "".join(working)
-    return (
-        f"RATELIMITS['FENCE'] is \"{conf.FENCE}\". If nobody can change this server, it accepts {names or 'no other'}:"
-        " docs/billing/pipeline.md says what the provider must promise for it."
-        + (f" It does not accept {', '.join(failing)}." if failing else "")
-    )
-
-
 def broken(diagnoses: Sequence[ServerDiagnosis], needed: Collection[Part]) -> list[Part]:
     """Return the needed parts that do not work on each server."""
-    return [part for part in Part if part in needed and not all(one.works(part) for one in diagnoses)]
+    return [part for part in installed() if part in needed and not all(one.works(part) for one in diagnoses)]
 
 
 def as_json(diagnoses: Sequence[ServerDiagnosis], needed: Collection[Part], *, stuck: bool) -> dict[str, Any]:
@@ -284,7 +265,7 @@ def as_json(diagnoses: Sequence[ServerDiagnosis], needed: Collection[Part], *, s
     return {
         "format": FORMAT,
         "ok": not broken(diagnoses, needed),
-        "needed": [str(part) for part in Part if part in needed],
+        "needed": [str(part) for part in installed() if part in needed],
         "stuck": stuck,
         "servers": [_server(one) for one in diagnoses],
     }
@@ -296,8 +277,8 @@ def _server(one: ServerDiagnosis) -> dict[str, Any]:
         "user": one.user,
         "product": (one.properties and one.properties.product) or None,
         "version": (one.properties and one.properties.version) or None,
-        "works": [str(part) for part in Part if one.works(part)],
-        "fails": [str(part) for part in Part if not one.works(part)],
+        "works": [str(part) for part in installed() if one.works(part)],
+        "fails": [str(part) for part in installed() if not one.works(part)],
         "findings": [_finding(found) for found in one.findings],
         "acl": one.acl_line,
     }
@@ -306,7 +287,7 @@ def _server(one: ServerDiagnosis) -> dict[str, Any]:
 def _finding(found: ServerFinding) -> dict[str, Any]:
     return {
         "name": found.name,
-        "parts": [str(part) for part in Part if part in found.parts],
+        "parts": [str(part) for part in installed() if part in found.parts],
         "why": found.why,
         "mend": found.mend,
     }
@@ -314,7 +295,7 @@ def _finding(found: ServerFinding) -> dict[str, Any]:
 
 def rows(one: ServerDiagnosis, needed: Collection[Part]) -> Iterator[tuple[str, str, str, str]]:
     """Yield a row for each part: its name, whether it works, whether the project needs it, and what it does."""
-    for part in Part:
+    for part in installed():
         works = "yes" if one.works(part) else "at risk" if one.is_only_endangered(part) else "NO"
         yield part, works, "yes" if part in needed else "no", part.meaning
 
@@ -330,7 +311,7 @@ def heading(one: ServerDiagnosis) -> str:
 def sentences(one: ServerDiagnosis) -> Iterator[str]:
     """Yield the findings as lines of text: what is wrong, which parts fail because of it, and what to do."""
     for found in one.findings:
-        stopped = ", ".join(part for part in Part if part in found.parts)
+        stopped = ", ".join(part for part in installed() if part in found.parts)
         yield f"- {found.why}"
         yield f"    {'endangers' if found.endangers else 'stops'}: {stopped or 'nothing'}"
         yield f"    to do: {found.mend}"

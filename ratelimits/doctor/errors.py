@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +14,12 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from ratelimits.conf import conf
-from ratelimits.doctor.commands import USED, key_patterns
-from ratelimits.doctor.findings import MORE_MEMORY, Part, ServerFinding
+from ratelimits.doctor.commands import key_patterns
+from ratelimits.doctor.findings import Part, ServerFinding, installed, more_memory
 from ratelimits.engine import memory
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.connection import Unavailable
 from ratelimits.engine.transport.refused import Reason, RefusedCommand, refused
-from ratelimits.usage.fence import NotFencedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +107,7 @@ def _of_state(error: BaseException, parts: frozenset[Part]) -> ServerFinding | N
             "full",
             parts,
             f"The memory of the server is full: {text}",
-            MORE_MEMORY,
+            more_memory(),
         )
     if any(word in text for word in ("NOREPLICAS", "MISCONF")):
         return ServerFinding(
@@ -119,47 +116,29 @@ def _of_state(error: BaseException, parts: frozenset[Part]) -> ServerFinding | N
     return None
 
 
-def of_fence(error: NotFencedError, who: Who, others: str, hidden: Sequence[str]) -> ServerFinding:
-    """Return the finding for a fence that does not hold: nothing is written to the ledger.
-
-    others  a sentence about the other values of RATELIMITS["FENCE"]
-    hidden  the rights for commands that this fence would have sent later
-    """
-    command = next((used.name for used in USED if used.fence == conf.FENCE), "")
-    found = refused(error.__cause__, command) if error.__cause__ is not None else None
-    acl = " ".join(dict.fromkeys((*([found.acl] if found is not None and found.acl else []), *filter(None, hidden))))
-    return ServerFinding(
-        "fence",
-        frozenset({Part.BILLS}),
-        f"No usage will be written to the ledger: {error.reason}.",
-        f"{who.right(acl)}, or another fence. {others}" if acl else others,
-        acl,
-    )
-
-
 def of_connection(error: Exception, who: Who) -> ServerFinding:
     """Return the finding for a server to which nothing could be sent."""
     if isinstance(error, AuthenticationError) or "NOAUTH" in str(error) or "WRONGPASS" in str(error):
         return ServerFinding(
             "login",
-            frozenset(Part),
+            frozenset(installed()),
             f"The server does not accept the user {who.user} with this password: {error}",
             "Write the user and the password into the LOCATION of the cache: redis://user:password@host:port/0.",
         )
     if isinstance(error, NoPermissionError):
         found = refused(error)
         if found is not None:
-            return of_refusal(found, frozenset(Part), who)
+            return of_refusal(found, frozenset(installed()), who)
     if isinstance(error, ResponseError):
         return ServerFinding(
             "answer",
-            frozenset(Part),
+            frozenset(installed()),
             f"The server answers a command that each part of the app sends with an error: {error}",
             "Look at this message, and at the page of the server's kind in docs/servers.md.",
         )
     return ServerFinding(
         "connection",
-        frozenset(Part),
+        frozenset(installed()),
         f"The server does not answer: {type(error).__name__}: {error}",
         _mend_of_connection(str(error)),
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from django.db import DatabaseError
 
@@ -14,15 +15,9 @@ from ratelimits.conf import conf
 from ratelimits.engine.server import Server
 from ratelimits.models import Rule
 
-#: What to do if the memory is full, or soon is.
-MORE_MEMORY = (
-    "If usage waits in Redis, drain it now: run a worker, or the commands ratelimits_seal and ratelimits_drain. If none"
-    " waits, raise the server's maxmemory."
-)
-
 
 class Part(StrEnum):
-    """A part of the app that needs commands of the server."""
+    """A part of the app that needs commands of the server. `installed` returns those that are installed."""
 
     LIMITS = "limits"
     LOGS = "sliding_log"
@@ -53,31 +48,75 @@ _MEANINGS = {
 }
 
 
+#: The parts that need no ledger.
+_OF_LIMITS = frozenset({Part.LIMITS, Part.LOGS, Part.LEASES, Part.WAITS, Part.EDITS, Part.TRIES})
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What the doctor asks the floor of usage: nothing, until that floor installs its own functions.
+
+    walks          by part: goes the whole way of the part on the doctor's Redis keys (a `Scratch`)
+    failures       what these functions raise if the part does not work
+    of_fence       takes such an error, the Redis keys, the user of the app (`Who`), and the rights for commands that
+                   the fence would have sent later. Returns the finding if the error is about the fence, else None
+    another_fence  returns what to do where nobody can change the server
+    other_fences   takes the Redis keys, and returns a sentence about the other values of RATELIMITS["FENCE"]
+    """
+
+    walks: Mapping[Part, Callable[[Any], None]] = field(default_factory=dict)
+    failures: tuple[type[Exception], ...] = ()
+    of_fence: Callable[[Exception, Any, Any, Sequence[str]], ServerFinding | None] = lambda *_asked: None
+    another_fence: Callable[[], str] = str
+    other_fences: Callable[[Any], str] = lambda _keys: ""
+
+
+ledger = Ledger()
+
+
+def installed() -> tuple[Part, ...]:
+    """Return the parts that are installed, in the order in which they are tried and shown."""
+    return tuple(part for part in Part if part in _OF_LIMITS or part in ledger.walks)
+
+
+def more_memory() -> str:
+    """Return what to do if the memory is full, or soon is."""
+    if Part.COUNTS not in installed():
+        return "Raise the server's maxmemory."
+    return (
+        "If usage waits in Redis, drain it now: run a worker, or the commands ratelimits_seal and ratelimits_drain. If"
+        " none waits, raise the server's maxmemory."
+    )
+
+
 #: The algorithms that need commands of their own.
 _WITH_OWN_COMMANDS = {"sliding_log": Part.LOGS, "concurrency": Part.LEASES}
 
 
-#: What each project needs, also one without a rule.
+#: What each project needs of the installed parts, also one without a rule.
 ALWAYS = (Part.LIMITS, Part.COUNTS, Part.EDITS)
 
 
 def needed() -> frozenset[Part]:
-    """Return the parts that the project's rules, settings and code need. If the rules cannot be read: all but TRIES."""
-    parts = {*ALWAYS}
+    """Return the parts that the project's rules, settings and code need. If the rules cannot be read: all but TRIES.
+
+    Parts that are not installed are left out.
+    """
+    found = {*ALWAYS}
     if "ratelimits.outbound" in sys.modules:
         # Rates of outbound calls are in code. They can have any algorithm.
-        parts |= {Part.LOGS, Part.LEASES, Part.WAITS}
+        found |= {Part.LOGS, Part.LEASES, Part.WAITS}
     try:
         for rule in Rule.objects.using(conf.DATABASE).exclude(mode=Rule.Mode.OFF).select_related("plan"):
             if part := _WITH_OWN_COMMANDS.get(rule.algorithm):
-                parts.add(part)
+                found.add(part)
             if rule.bills:
-                parts.add(Part.BILLS)
+                found.add(Part.BILLS)
             if rule.restored() is not Lasting.NO:
-                parts |= {Part.RESTORES, Part.BILLS}
+                found |= {Part.RESTORES, Part.BILLS}
     except DatabaseError:
-        return frozenset(Part) - {Part.TRIES}
-    return frozenset(parts)
+        return frozenset(installed()) - {Part.TRIES}
+    return frozenset(found.intersection(installed()))
 
 
 def counts_usage(server: Server) -> bool:

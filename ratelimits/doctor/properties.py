@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ratelimits.conf import conf
-from ratelimits.doctor.findings import MORE_MEMORY, Part, ServerFinding
+from ratelimits.doctor.findings import Part, ServerFinding, installed, more_memory
 from ratelimits.engine import memory
 
 #: The oldest supported version of Redis. Valkey names the version of Redis that it is compatible with: 7.2.4.
 OLDEST = (6, 2)
 #: The parts whose states have a time to live.
 _DECIDING = frozenset({Part.LIMITS, Part.LOGS, Part.LEASES})
-#: The parts that write. A server that refuses writes lets none of them work.
-WRITING = frozenset(Part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +77,21 @@ def unsuitable(found: Properties, *, in_cluster: bool = False) -> Iterator[Serve
     if found.compatible and found.compatible < OLDEST:
         yield ServerFinding(
             "old",
-            frozenset(Part),
+            frozenset(installed()),
             f"The server has version {found.version}. The app needs Redis 6.2 or newer, or Valkey.",
             "Upgrade the server.",
         )
     if found.is_replica:
         yield ServerFinding(
             "replica",
-            WRITING,
+            frozenset(installed()),  # each part writes
             "The server is a read-only replica: it refuses writes.",
             "Name the primary in the LOCATION of the cache, or use Sentinel (docs/scaling.md).",
         )
     if found.is_node and not in_cluster:
         yield ServerFinding(
             "cluster",
-            frozenset(Part),
+            frozenset(installed()),
             "The server is a node of a Redis Cluster, but the cache does not connect to the whole cluster.",
             "Connect the cache as docs/scaling.md#redis-cluster says.",
         )
@@ -120,25 +118,25 @@ def short_memory(found: Properties) -> Iterator[ServerFinding]:
     uses = f"The server uses {found.use.share:.0%} of its maximum memory"
     if found.use.level is memory.Shortage.NEAR:
         yield ServerFinding(
-            "nearly-full", frozenset(), f"{uses}: new addresses of a network share one count.", MORE_MEMORY
+            "nearly-full", frozenset(), f"{uses}: new addresses of a network share one count.", more_memory()
         )
         return
+    counts = Part.COUNTS in installed()
     if found.may_use_reserve:
         then = (
-            "A full server still decides and counts, in a reserve above its maximum memory, but new addresses share"
-            " counts (docs/scaling.md)."
+            f"A full server still decides{' and counts' if counts else ''}, in a reserve above its maximum memory, but"
+            " new addresses share counts (docs/scaling.md)."
         )
     else:
-        then = (
-            "The reserve is used too, so it refuses to decide: the failure policies answer (docs/scaling.md). But usage"
-            " that waits can still be sealed and drained, which gives memory back."
-        )
-    yield ServerFinding("full", frozenset(), f"{uses}. {then}", MORE_MEMORY)
+        then = "The reserve is used too, so it refuses to decide: the failure policies answer (docs/scaling.md)."
+        if counts:
+            then += " But usage that waits can still be sealed and drained, which gives memory back."
+    yield ServerFinding("full", frozenset(), f"{uses}. {then}", more_memory())
 
 
 def append_only(found: Properties) -> Iterator[ServerFinding]:
     """Yield what is wrong with the append-only file. Only some values of RATELIMITS["FENCE"] need this file."""
-    if conf.FENCE not in ("aof", "waitaof"):
+    if Part.BILLS not in installed() or conf.FENCE not in ("aof", "waitaof"):
         return
     # A server that does not tell it may have the file: the walk of the part tries the fence.
     if found.aof is False:
@@ -160,7 +158,9 @@ def append_only(found: Properties) -> Iterator[ServerFinding]:
 
 def eviction(found: Properties) -> Iterator[ServerFinding]:
     """Yield a finding if the server can delete keys of the app, or does not tell whether it can."""
-    lost = "usage that is not in the ledger yet, and limits, so that requests pass that should not"
+    limits, counting = "limits, so that requests pass that should not", {Part.COUNTS, Part.BILLS, Part.RESTORES}
+    counting &= {*installed()}
+    lost = f"usage that is not in the ledger yet, and {limits}" if counting else limits
     if found.policy is None:
         yield ServerFinding(
             "policy-unknown",
@@ -170,11 +170,11 @@ def eviction(found: Properties) -> Iterator[ServerFinding]:
         )
     elif found.may_evict:
         # The keys of usage have no time to live, so a policy such as volatile-lru keeps them.
-        takes_usage = not found.policy.startswith("volatile-")
+        takes_usage = bool(counting) and not found.policy.startswith("volatile-")
         yield ServerFinding(
             "evicts",
-            _DECIDING | {Part.COUNTS, Part.BILLS, Part.RESTORES} if takes_usage else _DECIDING,
+            _DECIDING | counting if takes_usage else _DECIDING,
             f"The Redis server's maxmemory-policy is {found.policy}: when its memory is full, it can drop"
-            f" {lost if takes_usage else 'limits, so that requests pass that should not'}.",
+            f" {lost if takes_usage else limits}.",
             "Set `maxmemory-policy noeviction`. If other data needs another policy, use a separate server.",
         )

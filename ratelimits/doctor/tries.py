@@ -9,7 +9,7 @@ lacks a right, the server leaves the transaction out, and starts all the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ from redis.exceptions import RedisError, ResponseError
 from ratelimits.conf import conf
 from ratelimits.doctor.commands import HASH, KEYS, LIST, RENAMED, STRING, USED, ZSET, Used
 from ratelimits.doctor.errors import Who, of_command, of_refusal, who_asks
-from ratelimits.doctor.findings import Part, ServerFinding, merged
+from ratelimits.doctor.findings import Part, ServerFinding, installed, ledger, merged
 from ratelimits.doctor.properties import Properties
 from ratelimits.doctor.scratch import TIME_TO_LIVE, Scratch, name_of, scratch
 from ratelimits.engine import memory
@@ -29,7 +29,6 @@ from ratelimits.engine.server import Server
 from ratelimits.engine.transport.connection import refuses_writes
 from ratelimits.engine.transport.refused import Reason, refused
 from ratelimits.engine.transport.run import read_run
-from ratelimits.usage.fence import another_fence
 
 #: Sends one command from a script. The keys come first in ARGV too, where the command needs them.
 _SENDS = "return redis.call(unpack(ARGV))"
@@ -94,7 +93,7 @@ def keys_would_stay(scratch: Scratch, who: Who) -> list[ServerFinding]:
         for command, reply in zip((_EXPIRES, _DELETES), replies, strict=True)
         if isinstance(reply, ResponseError) and (found := refused(reply, command, who.keys)) is not None
         if found.reason is not Reason.KEY  # a user who may not touch the keys cannot write them either
-        for finding in [of_refusal(found, frozenset(Part), who)]
+        for finding in [of_refusal(found, frozenset(installed()), who)]
     ]
     if len(refusals) < len(replies):
         return []
@@ -131,7 +130,7 @@ def refused_commands(server: Server, client: Any, shard: int) -> list[ServerFind
         replace(
             one,
             parts=one.parts - REPLACEABLE.get(one.name, frozenset()),
-            mend=f"{one.mend.removesuffix('.')}. {another_fence()}" if one.name in OF_FENCES else one.mend,
+            mend=f"{one.mend.removesuffix('.')}. {ledger.another_fence()}" if one.name in OF_FENCES else one.mend,
         )
         for one in found
     ]
@@ -139,24 +138,27 @@ def refused_commands(server: Server, client: Any, shard: int) -> list[ServerFind
 
 def refusals(scratch: Scratch, who: Who, *, cluster: bool) -> list[ServerFinding]:
     """Return a finding for each command that the server refuses, with the parts that need it."""
-    alone = [used for used in USED if used.alone and (cluster or not used.cluster) and used.fence in ("", conf.FENCE)]
-    found = list(_found(_sent(scratch, alone, _by_itself), lambda used: used.alone, who))
+    known = frozenset(installed())
+    sent = [used for used in USED if (cluster or not used.cluster) and used.fence in ("", conf.FENCE)]
+    alone = [used for used in sent if known.intersection(used.alone)]
+    found = list(_found(_sent(scratch, alone, _by_itself), lambda used: known.intersection(used.alone), who))
     # Without EVAL no script can be tried. But a right for a command is the same in a script and by itself.
     written = _by_itself if any(one.name == "command:EVAL" for one in found) else _in_script
-    in_scripts = [used for used in USED if used.in_scripts]
-    found += _found(_sent(scratch, in_scripts, written), lambda used: used.in_scripts, who)
+    in_scripts = [used for used in USED if known.intersection(used.in_scripts)]
+    found += _found(_sent(scratch, in_scripts, written), lambda used: known.intersection(used.in_scripts), who)
     return list(merged(found))
 
 
-def _found(replies: Iterable[tuple[Used, Any]], parts_of: Any, who: Who) -> Iterator[ServerFinding]:
+def _found(
+    replies: Iterable[tuple[Used, Any]], parts_of: Callable[[Used], frozenset[Part]], who: Who
+) -> Iterator[ServerFinding]:
     for used, reply in replies:
         if not isinstance(reply, ResponseError):
             continue
         if memory.is_refusal(reply):
             continue  # the app's scripts write in another way when the memory is full: only the walks show what works
-        parts: frozenset[Part] = frozenset(parts_of(used))
         # Any other error comes from an earlier refusal: for example, LSET finds no list if RPUSH was refused.
-        if (finding := of_command(reply, used.name, parts, who)) is not None:
+        if (finding := of_command(reply, used.name, parts_of(used), who)) is not None:
             yield finding
 
 
@@ -223,7 +225,7 @@ def behind_address(scratch: Scratch) -> Iterator[ServerFinding]:
         share = "is a read-only replica" if replicas == CONNECTIONS else "leads also to a read-only replica"
         yield ServerFinding(
             "replica",
-            frozenset(Part),
+            frozenset(installed()),
             f"The server's address {share}: {replicas} of {CONNECTIONS} connections could not write. Requests on such a"
             " connection are not decided: the failure policies answer.",
             "Name the address of the primary in CACHES, or use Sentinel. Replicas cannot decide limits.",
@@ -231,7 +233,7 @@ def behind_address(scratch: Scratch) -> Iterator[ServerFinding]:
     elif servers > 1:
         yield ServerFinding(
             "several",
-            frozenset(Part),
+            frozenset(installed()),
             f"The server's address leads to {servers} different servers: each of them counts its own limits.",
             "Name the address of one server in CACHES, or a Redis Cluster.",
         )
@@ -256,7 +258,7 @@ def thrown_away(scratch: Scratch, who: Who, said: Properties | None) -> Iterator
     if denied:
         yield ServerFinding(
             "replay",
-            _THROWN_AWAY,
+            _THROWN_AWAY.intersection(installed()),
             "At a restart, the server can throw away what the app has written: it replays transactions of its"
             f" append-only file as the user default, who lacks rights ({len(denied)} of {len(answers)} commands; the"
             f" server says: {denied[0]})",

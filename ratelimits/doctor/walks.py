@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
@@ -16,7 +14,6 @@ from ratelimits.algorithms.limits import (
     Concurrency,
     FixedWindow,
     Gcra,
-    Lasting,
     LeakyBucket,
     LeakyBucketQueue,
     SlidingLog,
@@ -25,11 +22,11 @@ from ratelimits.algorithms.limits import (
     SmoothWarmingUp,
     TokenBucket,
 )
-from ratelimits.doctor.findings import Part
+from ratelimits.doctor.findings import Part, ledger
 from ratelimits.doctor.scratch import TIME_TO_LIVE, Expiring, Scratch, expiring
 from ratelimits.engine import memory
 from ratelimits.engine.assemble import scripts
-from ratelimits.engine.call import ANY, Call, Meter, Op, Usage, new_nonce
+from ratelimits.engine.call import ANY, Call, Op, new_nonce
 from ratelimits.engine.command import Command, further_keys, state_keys
 from ratelimits.engine.decide import parse_reply, receipt_call
 from ratelimits.engine.decision import Decision, Lost, Stale
@@ -37,27 +34,24 @@ from ratelimits.engine.program import Term, program
 from ratelimits.engine.transport.connection import Unavailable
 from ratelimits.simulate.lines import TraceLine
 from ratelimits.simulate.replay import Replay, Simulator
-from ratelimits.usage.drain import read_fields
-from ratelimits.usage.fence import NotFencedError, check_server
-from ratelimits.usage.packet import Unreadable, packet
 
-_HOUR = Decimal(3600)
+HOUR = Decimal(3600)
 #: The algorithms that are tried together: they need the same commands.
 _USUAL: tuple[Algorithm, ...] = (
-    TokenBucket(2, Decimal(1), _HOUR),
-    Gcra(2, Decimal(1), _HOUR),
-    LeakyBucket(2, Decimal(1), _HOUR),
+    TokenBucket(2, Decimal(1), HOUR),
+    Gcra(2, Decimal(1), HOUR),
+    LeakyBucket(2, Decimal(1), HOUR),
     LeakyBucketQueue(100, Decimal(100), Decimal(1)),
-    FixedWindow(100, _HOUR),
+    FixedWindow(100, HOUR),
     CalendarWindow(100, "month"),
-    SlidingWindow(100, _HOUR),
+    SlidingWindow(100, HOUR),
     SmoothBursty(Decimal(1000), Decimal(1)),
     SmoothWarmingUp(Decimal(1000), Decimal(1)),
 )
-#: The key and the account of the requests that the doctor decides.
-_KEY, _ACCOUNT = "user:doctor", "doctor"
+#: The key of the requests that the doctor decides.
+KEY = "user:doctor"
 #: What a walk raises if the part does not work.
-FAILURES = (Unavailable, RedisError, OSError, NotFencedError, Unreadable, Stale, Lost)
+_FAILURES = (Unavailable, RedisError, OSError, Stale, Lost)
 
 
 class WrongError(Exception):
@@ -66,14 +60,15 @@ class WrongError(Exception):
 
 def walk(scratch: Scratch, part: Part) -> Exception | None:
     """Walk the way of a part. Return the error if it does not work."""
+    failures: tuple[type[Exception], ...] = (WrongError, *_FAILURES, *ledger.failures)
     try:
-        _WALKS[part](scratch)
-    except (WrongError, *FAILURES) as error:
+        (_WALKS.get(part) or ledger.walks[part])(scratch)
+    except failures as error:
         return error
     return None
 
 
-def _decide(scratch: Scratch, call: Call) -> Decision:
+def decide(scratch: Scratch, call: Call) -> Decision:
     """Decide a call on the doctor's keys, as `engine.decide` does on the project's."""
     keyspace, nonce = scratch.keyspace, new_nonce()
     command = Command(keyspace, call, full=False)
@@ -94,14 +89,14 @@ def _decide(scratch: Scratch, call: Call) -> Decision:
     raise WrongError("the server's clock jumps: it was outside of the present billing period twice")
 
 
-def _call(*algorithms: Algorithm, key: str = _KEY, **more: Any) -> Call:
+def _call(*algorithms: Algorithm, key: str = KEY, **more: Any) -> Call:
     terms = tuple(Term(one, f"{number}", 0, 0) for number, one in enumerate(algorithms))
     return Call(program(terms), (key,), (1,), version=None, **more)
 
 
 def _admits_two(scratch: Scratch, call: Call) -> list[Decision]:
     """Decide a call with a limit of two permits three times. Raise WrongError if it is not refused the third time."""
-    decisions = [_decide(scratch, call) for _ in range(3)]
+    decisions = [decide(scratch, call) for _ in range(3)]
     admitted = [decision.allowed for decision in decisions]
     if admitted != [True, True, False]:
         raise WrongError(f"a limit of two permits answered {admitted}, and not [True, True, False]")
@@ -112,68 +107,25 @@ def _limits(scratch: Scratch) -> None:
     """Charge limits, and refund a charge."""
     first, *_others = _admits_two(scratch, _call(*_USUAL, timeout=ANY))
     assert first.receipt is not None
-    _decide(scratch, receipt_call(first.receipt, [0], receipt_ttl=60, whole=True))
+    decide(scratch, receipt_call(first.receipt, [0], receipt_ttl=60, whole=True))
 
 
 def _logs(scratch: Scratch) -> None:
-    _admits_two(scratch, _call(SlidingLog(2, _HOUR)))
+    _admits_two(scratch, _call(SlidingLog(2, HOUR)))
 
 
 def _leases(scratch: Scratch) -> None:
     limit = Concurrency(2, Decimal(60))
     first, *_others = _admits_two(scratch, _call(limit))
     assert first.receipt is not None
-    _decide(scratch, _call(limit, op=Op.RELEASE, lease=first.receipt.nonce))
-    if not _decide(scratch, _call(limit)).allowed:
+    decide(scratch, _call(limit, op=Op.RELEASE, lease=first.receipt.nonce))
+    if not decide(scratch, _call(limit)).allowed:
         raise WrongError("a lease that was released is not free")
 
 
-def _counts(scratch: Scratch) -> None:
-    """Count three requests in an open batch."""
-    usage = Usage(_ACCOUNT, _KEY, (Meter("requests"),))
-    limit = FixedWindow(100, _HOUR)
-    call = Call(program((Term(limit, "counts", 0, 0),)), (_KEY,), (1,), _ACCOUNT, usage, version=None)
-    for _ in range(3):
-        if not _decide(scratch, call).allowed:
-            raise WrongError("a request was refused that must be counted")
-
-
-def _eval(scratch: Scratch, *files: str, key: str, arguments: tuple[str, ...]) -> Any:
+def run_script(scratch: Scratch, *files: str, key: str, arguments: tuple[str, ...]) -> Any:
+    """Run one of the app's scripts, which these Lua files make, on the doctor's keys."""
     return scratch.client.eval(expiring(scripts.read(*files)).text.decode(), 1, key, *arguments)
-
-
-def _bills(scratch: Scratch) -> None:
-    """Seal the batch of `_counts`, read it, check that the server can keep it, and delete it."""
-    meta = scratch.keyspace.meta(0)
-    sealing = (secrets.token_hex(12), "", str(time.time_ns() // 1000))
-    _eval(scratch, "memory/full", "run", "batch", "seal", key=meta, arguments=sealing)
-    run, _up, _now, _incarnation, _seq, _at, count, names, *_rest = _eval(
-        scratch, "run", "pending", key=meta, arguments=("64",)
-    )
-    if count != 1:
-        raise WrongError(f"{count} sealed batches wait, and not 1")
-    name = names[0].decode()
-    batch = scratch.key(scratch.keyspace.batch(0, name).removeprefix(scratch.keyspace.home))
-    read = packet(0, read_fields(scratch.client, batch))
-    if not read.lines:
-        raise WrongError("the batch of counted requests has no lines")
-    check_server(scratch.server, run.decode())
-    if _eval(scratch, "drop", key=meta, arguments=(name,)) != 1:
-        raise WrongError("a batch could not be removed")
-
-
-def _restores(scratch: Scratch) -> None:
-    """Let a limit without a state be lost, raise it to 7 permits, and charge one more."""
-    term = Term(CalendarWindow(100, "month"), "restores", 0, 0, lasting=Lasting.ALWAYS)
-    call = Call(program((term,)), (_KEY,), (1,), version=None)
-    try:
-        _decide(scratch, call)
-    except Lost:
-        _decide(scratch, call._replace(op=Op.RESTORE, costs=(7,)))
-    else:
-        raise WrongError("a limit without a state was decided, and not restored")
-    if (decision := _decide(scratch, call)).remaining != 92:
-        raise WrongError(f"{decision.remaining} of 100 permits were left after 7 were restored and 1 was taken")
 
 
 def _waits(scratch: Scratch) -> None:
@@ -190,7 +142,7 @@ def _waits(scratch: Scratch) -> None:
 def _edits(scratch: Scratch) -> None:
     """Publish a version of the rules, and read it."""
     head = scratch.keyspace.head(0)
-    _eval(scratch, "memory/full", "publish", key=head, arguments=("7",))
+    run_script(scratch, "memory/full", "publish", key=head, arguments=("7",))
     stored = scratch.client.get(head)
     if not stored or stored.split()[0] != b"7":
         raise WrongError(f"the published version 7 is stored as {stored!r}")
@@ -199,21 +151,18 @@ def _edits(scratch: Scratch) -> None:
 def _tries(scratch: Scratch) -> None:
     """Simulate three requests. A simulation has a namespace of its own, and deletes its keys."""
     with Simulator(scratch.all_servers) as simulator:
-        replay = Replay((TokenBucket(2, Decimal(1), _HOUR),))
+        replay = Replay((TokenBucket(2, Decimal(1), HOUR),))
         lines = ((replay, TraceLine(moment, moment, Op.TRY, "", 1, 0, "")) for moment in range(3))
         admitted = [outcome.allowed for _replay, _line, outcome in simulator.run(lines)]
     if admitted != [True, True, False]:
         raise WrongError(f"a simulated limit of two permits answered {admitted}")
 
 
-#: In the order in which the walks are walked: `_bills` seals what `_counts` has counted.
+#: The walks of the parts that need no ledger.
 _WALKS: Mapping[Part, Callable[[Scratch], None]] = {
     Part.LIMITS: _limits,
     Part.LOGS: _logs,
     Part.LEASES: _leases,
-    Part.COUNTS: _counts,
-    Part.BILLS: _bills,
-    Part.RESTORES: _restores,
     Part.WAITS: _waits,
     Part.EDITS: _edits,
     Part.TRIES: _tries,
