@@ -31,7 +31,7 @@ class RatelimitsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from ratelimits import routers, telemetry
+        from ratelimits import erasure, routers, telemetry
         from ratelimits.checks import (  # noqa: F401  (the system checks)
             connections,
             credentials,
@@ -55,6 +55,7 @@ class RatelimitsConfig(AppConfig):
         process_totals.write_with(stored_totals.write)
         groups.watch()
         usage_for_doctor.install()
+        erasure.PARTS.add("ratelimits.erasure.bills.BILLS")
         state.sources[:] = [readings.read]
         telemetry.start()
         pre_migrate.connect(routers.read_database, sender=self, dispatch_uid="ratelimits.routers")

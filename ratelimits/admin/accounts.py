@@ -19,7 +19,6 @@ from ratelimits.admin.changes.page import PARTS, PER_PAGE, shown_change
 from ratelimits.admin.changes.rows import changed_rows
 from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.operate.erasing import ErasesCustomers
-from ratelimits.admin.operate.moves import MovesNames, former_accounts
 from ratelimits.admin.operate.past_months import AsksAboutRunning
 from ratelimits.admin.row_files.page import RowFiles
 from ratelimits.admin.suggestions import KeySuggestions, RowSuggestions
@@ -28,6 +27,7 @@ from ratelimits.algorithms import calendar
 from ratelimits.algorithms.wording import amount
 from ratelimits.conf import conf
 from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, PlanPrice, Rule
+from ratelimits.models.accounts.named import former_accounts
 from ratelimits.models.periods import periods_after
 from ratelimits.reports import plan_changes
 
@@ -158,9 +158,7 @@ class PlanMembershipAdmin(KeySuggestions, InspectedAdmin, RowFiles, RowSuggestio
 
 
 @admin.register(Account)
-class AccountAdmin(
-    ErasesCustomers, MovesNames, InspectedAdmin, RowFiles, RowSuggestions, AsksAboutRunning, AuditedAdmin
-):
+class AccountAdmin(ErasesCustomers, InspectedAdmin, RowFiles, RowSuggestions, AsksAboutRunning, AuditedAdmin):
     """The accounts, each with its time zone and plan."""
 
     list_display = ["identifier", "name", "plan", "timezone", "billing_anchor"]
@@ -200,7 +198,7 @@ class AccountAdmin(
 
     def doubts(self, request: HttpRequest, row: Account, *, is_new: bool) -> list[str]:
         """Return a sentence about a deleted account with the same text, and where the next billing period will lie."""
-        former = former_accounts([row.identifier]).values() if is_new else ()
+        former = former_accounts(conf.DATABASE, [row.identifier]).values() if is_new else ()
         return [*former, *request.periods_after]  # type: ignore[attr-defined]
 
     def effect_of(self, request: HttpRequest, row: Account) -> tuple[list[str], list[str]]:

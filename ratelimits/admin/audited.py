@@ -21,8 +21,7 @@ from simple_history.models import HistoricalRecords
 
 from ratelimits import moments, unknown_names
 from ratelimits.admin.typed import ChecksIds, LocalMoments, TypedNumbers, primary_key
-from ratelimits.customers.belongings import MOVED
-from ratelimits.models.history import MAX_REASON, because
+from ratelimits.models.history import MAX_REASON, MOVED, because
 from ratelimits.models.versions import editing
 
 if TYPE_CHECKING:

@@ -15,11 +15,9 @@ from django.db.models import Q
 from ratelimits import moments
 from ratelimits.models import Access, Account, Customer, KeyOverride, Name
 from ratelimits.models.customers import waiting_text
-from ratelimits.models.history import because
+from ratelimits.models.history import MOVED, because
 from ratelimits.models.periods import keeping_terms
 
-#: The reason with which histories record what a move changes.
-MOVED = "the account text was moved to another customer"
 #: The models whose rows name an account by its key, each with the column of the key, and further columns: two rows with
 #: the same values in these columns must not be in force at the same time.
 _KEYED: tuple[tuple[Any, str, tuple[str, ...]], ...] = ((KeyOverride, "key", ("rule",)), (Access, "target", ()))

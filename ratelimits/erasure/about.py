@@ -2,32 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
+from django.utils.module_loading import import_string
 
+from ratelimits.erasure import PARTS
 from ratelimits.erasure.scrub import Scrubber
-from ratelimits.models import (
-    Account,
-    Adjustment,
-    AlertChannel,
-    Customer,
-    KeyTotal,
-    Line,
-    Move,
-    Name,
-    ProcessTotal,
-    PushDelivery,
-    Report,
-    ReportLine,
-)
+from ratelimits.models import Account, AlertChannel, Customer, KeyTotal, Line, Move, Name, ProcessTotal
 from ratelimits.models.customers import NameSpan, is_waiting, waiting_text
 from ratelimits.salts import Pseudonyms
 from ratelimits.usage.retention.erase import ErasedNames
 
 #: A second in µs.
 SECOND = 1_000_000
+
+
+class Replaced(NamedTuple):
+    """Rows in which an erasure replaces names.
+
+    what    what the rows are, for people
+    number  how many rows there are
+    model   the name of their model, and
+    pks     their primary keys, to replace the names in the admin's log of these rows; "" if it has none
+    """
+
+    what: str
+    number: int
+    model: str = ""
+    pks: Collection[Any] = ()
+
+
+def replaced(what: str, model: str, pks: Iterable[Any]) -> Replaced:
+    """Return rows of which the admin's log can have entries."""
+    found = set(pks)
+    return Replaced(what, len(found), model, found)
+
+
+@dataclass(frozen=True, slots=True)
+class ErasedPart:
+    """What another floor erases of a customer, in the tables of this floor.
+
+    keys      yields the keys in the customer's rows
+    words     yields what else names the customer in its rows, such as the account on a report
+    obstacle  takes the customer and the alias of the database. Returns why it cannot be erased now; "" if it can
+    preview   yields the rows in which `erase` would replace names
+    erase     replaces the names, and yields the changed rows
+    """
+
+    keys: Callable[[About], Iterable[str]]
+    words: Callable[[About], Iterable[str]]
+    obstacle: Callable[[Customer, str], str]
+    preview: Callable[[About], Iterable[Replaced]]
+    erase: Callable[[About], Iterable[Replaced]]
+
+
+def parts() -> Iterator[ErasedPart]:
+    """Yield the parts of the floors that are installed."""
+    return map(import_string, sorted(PARTS))
 
 
 class About:
@@ -54,11 +89,11 @@ class About:
             (Line, self.names.within()),
             (ProcessTotal, self.names.within()),
             (KeyTotal, self.names.within("start")),
-            (ReportLine, Q(report__customer=self.customer)),
         ):
             rows: Any = model._default_manager.using(self.using).filter(condition)
             found.update(rows.order_by().values_list("key", flat=True).distinct())
-        found.update(self.adjustments().values_list("key", flat=True))
+        for part in parts():
+            found.update(part.keys(self))
         return frozenset(found - {""})
 
     def own_keys(self, keys: set[str]) -> set[str]:
@@ -70,10 +105,6 @@ class About:
     def account(self, text: str) -> str:
         """Return the pseudonym of an account text in a row about the customer. A text that nobody has stays."""
         return text if is_waiting(text) else self.pseudonyms.account(text)
-
-    def adjustments(self) -> QuerySet[Adjustment]:
-        """Return the adjustments of the customer's periods."""
-        return Adjustment.objects.using(self.using).filter(customer=self.customer).order_by("pk")
 
     def account_records(self) -> QuerySet[Any]:
         """Return the records about the customer in the history of accounts."""
@@ -112,9 +143,6 @@ class About:
         channels = AlertChannel.objects.using(self.using).filter(account__identifier__in=accounts)
         for email, url in channels.values_list("email", "webhook_url"):
             words.update((email, url))
-        reports = Report.objects.using(self.using).filter(customer=self.customer)
-        for account, prices in reports.values_list("account", "prices"):
-            words.update((account, prices.get("account_name", "")))
-        deliveries = PushDelivery.objects.using(self.using).filter(report__customer=self.customer)
-        words.update(deliveries.order_by().values_list("customer", flat=True).distinct())
+        for part in parts():
+            words.update(part.words(self))
         return Scrubber(self.pseudonyms, {word for word in words if word and not is_waiting(word)}, self.keys)

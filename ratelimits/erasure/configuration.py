@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from ratelimits.erasure.about import About
@@ -18,14 +17,14 @@ from ratelimits.models import (
     Tombstone,
 )
 from ratelimits.models.customers import waiting_text
-from ratelimits.models.history import because
+from ratelimits.models.history import because, erased_because
 from ratelimits.models.keys import key_name, key_shard
 from ratelimits.models.ledger import erased
 from ratelimits.models.periods import keeping_terms
 from ratelimits.models.raw.adoption import MODELS
 from ratelimits.models.versions import ConfigVersion, editing
-from ratelimits.reports.verify.manifest_history import columns_of, record_digest
 from ratelimits.salts import new_salt
+from ratelimits.usage.verify.row_digests import record_columns, record_digest
 
 #: The models whose rows are about a key, each with the column of the key and its columns with texts that people wrote.
 _KEYED: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
@@ -33,8 +32,6 @@ _KEYED: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (PlanMembership, "key", ()),
     (Access, "target", ("message", "reason")),
 )
-#: The reason of each record that an erasure writes. What a person wrote follows the colon.
-_REASON = re.compile(r"customer [a-z2-7]{16} was erased(: |\Z)")
 #: The rows that were changed, by model.
 Changed = dict[str, set[int]]
 
@@ -73,11 +70,6 @@ def _has_used(about: About, name: Name) -> bool:
     return name.until is None or usage.exists()
 
 
-def is_erasure(reason: str | None) -> bool:
-    """Return whether the reason of a record says that the change came with an erasure. Such a change is not undone."""
-    return _REASON.match(reason or "") is not None
-
-
 def erase_configuration(about: About, by: Any = None, why: str = "") -> Changed:
     """Replace the names in the configuration and its history, in an edit. Return the changed rows.
 
@@ -86,8 +78,7 @@ def erase_configuration(about: About, by: Any = None, why: str = "") -> Changed:
     """
     using, changed = about.using, Changed()
     about.read_all()
-    reason = f"customer {about.customer} was erased" + (f": {why}" if why else "")
-    with editing(using) as edit, because(reason), keeping_terms():
+    with editing(using) as edit, because(erased_because(about.customer, why)), keeping_terms():
         own = {model: _own_keys(about, model, column) for model, column, _texts in _KEYED}
         accounts = list(
             Account.objects.using(using).filter(identifier__in=[*about.texts_now, waiting_text(about.customer)])
@@ -178,7 +169,7 @@ def _scrub_history(about: About, model: Any, pks: list[int], column: str, texts:
 
     `column` has the key of the row; "" to leave it as it is. `texts` are columns with texts that people wrote.
     """
-    records, columns = model.history.using(about.using), columns_of(model)
+    records, columns = model.history.using(about.using), record_columns(model)
     found: set[int] = set()
     for pk in pks:
         one = records.filter(pk=pk)

@@ -6,7 +6,7 @@ deletes the old ones after the commit. The next erasure with these archives dele
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,14 @@ from django.utils.translation import gettext as _
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import account_shard
-from ratelimits.erasure import bills, configuration, traces, usage
-from ratelimits.erasure.about import About
+from ratelimits.erasure import configuration, traces, usage
+from ratelimits.erasure.about import About, Replaced, parts, replaced
 from ratelimits.models import (
     ArchivedRange,
     Customer,
     Line,
     PeriodUsage,
     ProcessTotal,
-    PushDelivery,
-    Report,
-    ReportLine,
     ShardState,
 )
 from ratelimits.models.accounts import ReferredError, refuse_references
@@ -74,33 +71,19 @@ def preview(customer: Customer) -> ErasurePreview:
     """Return what an erasure of a customer will replace. This changes nothing."""
     using = conf.DATABASE
     about = About(using, customer)
-    reports = Report.objects.using(using).filter(customer=customer)
-    changed = configuration.rows_of(about)
-    named: dict[str, Set[Any]] = {
-        "durabilitygap": {row.pk for row in usage.gaps_of(about)},
-        "quarantinedbatch": {row.pk for row, _fields, _reason in usage.quarantined_of(about)},
-        "adjustment": {row.pk for row in about.adjustments()},
-        "report": set(reports.values_list("pk", flat=True)),
-        "alert": {row.pk for row in traces.alerts_of(about)},
-        "keyreset": {row.pk for row in traces.resets_of(about)},
-        "move": {row.pk for row in traces.moves_of(about)},
-    }
-    rows = {
-        _("ledger lines"): Line.objects.using(using).filter(about.names.within()).count(),
-        _("report lines"): ReportLine.objects.using(using).filter(report__in=reports).exclude(key="").count(),
-        _("recorded requests"): sum(map(len, traces.recorded_of(about))),
-        _("totals"): usage.totals_of(about),
-        _("process totals"): ProcessTotal.objects.using(using).filter(about.names.within()).count(),
-        _("records of edits"): sum(map(len, changed.values())),
-        _("log entries"): traces.erase_log(about, {**changed, **named}, count_only=True),
-        _("reports"): len(named["report"]),
-        _("gaps"): len(named["durabilitygap"]),
-        _("quarantined batches"): len(named["quarantinedbatch"]),
-        _("adjustments"): len(named["adjustment"]),
-        _("alerts"): len(named["alert"]),
-        _("resets"): len(named["keyreset"]),
-        _("moves"): len(named["move"]),
-    }
+    found = [
+        Replaced(_("ledger lines"), Line.objects.using(using).filter(about.names.within()).count()),
+        *(one for part in parts() for one in part.preview(about)),
+        Replaced(_("recorded requests"), sum(map(len, traces.recorded_of(about)))),
+        Replaced(_("totals"), usage.totals_of(about)),
+        Replaced(_("process totals"), ProcessTotal.objects.using(using).filter(about.names.within()).count()),
+        replaced(_("gaps"), "durabilitygap", (row.pk for row in usage.gaps_of(about))),
+        replaced(_("quarantined batches"), "quarantinedbatch", (row.pk for row, *_new in usage.quarantined_of(about))),
+        replaced(_("alerts"), "alert", (row.pk for row in traces.alerts_of(about))),
+        replaced(_("resets"), "keyreset", (row.pk for row in traces.resets_of(about))),
+        replaced(_("moves"), "move", (row.pk for row in traces.moves_of(about))),
+    ]
+    rows = _rows(about, found, configuration.rows_of(about), count_only=True)
     obstacle = ""
     try:
         _require_erasable(using, customer)
@@ -147,41 +130,37 @@ def _erase_tables(using: str, about: About, by: Any, why: str) -> dict[str, int]
     """Replace the names in all tables. Return how many rows were changed, by what they are."""
     about.read_all()
     totals = usage.ProcessTotals(about)
-    rows = {_("ledger lines"): erase_lines(using, about.names)}
+    found = [Replaced(_("ledger lines"), erase_lines(using, about.names))]
     crash.reached("erase:lines-written")
     gaps, quarantined = usage.erase_gaps(about), usage.erase_quarantined(about)
-    adjustments = bills.erase_adjustments(about)
-    reports = list(Report.objects.using(using).filter(customer=about.customer).values_list("pk", flat=True))
-    rows[_("report lines")] = bills.erase_reports(about)
+    found += [one for part in parts() for one in part.erase(about)]
     crash.reached("erase:reports-written")
     alerts, resets, moves = traces.erase_alerts(about), traces.erase_resets(about), traces.erase_moves(about)
-    rows[_("recorded requests")] = traces.delete_recorded(about)
+    found.append(Replaced(_("recorded requests"), traces.delete_recorded(about)))
     changed = configuration.erase_configuration(about, by, why)
     crash.reached("erase:configuration-written")
-    rows[_("totals")] = usage.erase_totals(about)
-    rows[_("process totals")] = totals.erase()
-    rows[_("records of edits")] = sum(map(len, changed.values()))
+    found.append(Replaced(_("totals"), usage.erase_totals(about)))
+    found.append(Replaced(_("process totals"), totals.erase()))
     crash.reached("erase:totals-written")
-    logged: dict[str, Set[Any]] = {
-        **changed,
-        "durabilitygap": set(gaps),
-        "quarantinedbatch": set(quarantined),
-        "adjustment": set(adjustments),
-        "report": set(reports),
-        "alert": alerts,
-        "keyreset": resets,
-        "move": moves,
-    }
-    rows[_("log entries")] = traces.erase_log(about, logged)
+    found += [
+        replaced(_("gaps"), "durabilitygap", gaps),
+        replaced(_("quarantined batches"), "quarantinedbatch", quarantined),
+        replaced(_("alerts"), "alert", alerts),
+        replaced(_("resets"), "keyreset", resets),
+        replaced(_("moves"), "move", moves),
+    ]
+    return _rows(about, found, changed)
+
+
+def _rows(
+    about: About, found: Sequence[Replaced], changed: configuration.Changed, *, count_only: bool = False
+) -> dict[str, int]:
+    """Replace the names in the admin's log of these rows, or only count its entries. Return how many rows there are."""
+    logged = {**changed, **{one.model: one.pks for one in found if one.model}}
     return {
-        **rows,
-        _("reports"): len(reports),
-        _("gaps"): len(gaps),
-        _("quarantined batches"): len(quarantined),
-        _("adjustments"): len(adjustments),
-        _("alerts"): len(alerts),
-        _("resets"): len(resets),
-        _("moves"): len(moves),
+        **{one.what: one.number for one in found},
+        _("records of edits"): sum(map(len, changed.values())),
+        _("log entries"): traces.erase_log(about, logged, count_only=count_only),
     }
 
 
@@ -219,13 +198,9 @@ def _require_erasable(using: str, customer: Customer) -> None:
         refuse_references(using, set(names.values_list("identifier", flat=True)))
     except ReferredError as error:
         raise NotErasedError(str(error)) from error
-    deliveries = PushDelivery.objects.using(using).filter(report__customer=customer)
-    states = (PushDelivery.State.WAITING, PushDelivery.State.UNSURE)
-    if (count := deliveries.filter(state__in=states).count()) > 0:
-        raise NotErasedError(
-            _("%(count)s lines of its reports are not settled with a billing system: push or settle them first.")
-            % {"count": f"{count:,}"}
-        )
+    for part in parts():
+        if reason := part.obstacle(customer, using):
+            raise NotErasedError(reason)
 
 
 def _archives(using: str, about: About) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from django.apps import apps
@@ -112,7 +112,7 @@ def log_erasure(customer: Customer, by: Any, why: str) -> None:
     log_entry.objects.log_actions(by.pk, [customer], _CHANGE, text, single_object=False)
 
 
-def erase_log(about: About, changed: Mapping[str, Set[Any]], *, count_only: bool = False) -> int:
+def erase_log(about: About, changed: Mapping[str, Collection[Any]], *, count_only: bool = False) -> int:
     """Replace the names in the admin's log of these rows. Return how many entries have changed, or would change.
 
     `changed` has primary keys of rows, by the name of their model. The log can be in another database.

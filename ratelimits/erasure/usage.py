@@ -6,22 +6,22 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, unquote
 
-from django.db.models import QuerySet
+from django.db.models import Model, QuerySet
 
 from ratelimits.erasure.about import SECOND, About
 from ratelimits.models import DurabilityGap, KeyTotal, PeriodUsage, ProcessTotal, QuarantinedBatch
 from ratelimits.models.ledger import SUBJECT, erased
-from ratelimits.reports.verify.manifest_sections import (
-    TABLES,
-    digests_of_totals,
-    names_of_processes,
-    rows_of,
-    sums_of_totals,
-)
 from ratelimits.salts import new_salt
 from ratelimits.usage import span_totals
 from ratelimits.usage.packet import canonical, values
 from ratelimits.usage.retention.erase import write_names
+from ratelimits.usage.verify.row_digests import (
+    digests_of_totals,
+    names_of_processes,
+    row_columns,
+    rows_of,
+    sums_of_totals,
+)
 
 _CHUNK = 2000
 _KEY, _BIN = SUBJECT.index("key"), SUBJECT.index("bin")
@@ -85,14 +85,14 @@ def gaps_of(about: About) -> QuerySet[DurabilityGap]:
 def erase_gaps(about: About) -> list[int]:
     """Replace the names in declared gaps. Return the primary keys of the changed rows."""
     changed = list(gaps_of(about))
-    before = _digests("gaps", about.using, changed)
+    before = _digests(DurabilityGap, about.using, changed)
     for gap in changed:
         # The text of the event has the account, and says which event declared the gap.
         gap.account, gap.event = about.pseudonyms.account(gap.account), f"{gap.kind}:erased:{gap.pk}"
         gap.detail, gap.reason = about.scrub(gap.detail), about.scrub.cut(gap.reason, 200)
         gap.salt = new_salt()
         gap.save(using=about.using)
-    erased.note(about.using, zip(before, _digests("gaps", about.using, changed), strict=True))
+    erased.note(about.using, zip(before, _digests(DurabilityGap, about.using, changed), strict=True))
     return [gap.pk for gap in changed]
 
 
@@ -108,22 +108,20 @@ def erase_quarantined(about: About) -> list[int]:
     """Replace the names in quarantined batches. Return the primary keys of the changed rows."""
     changed, before = [], []
     for row, fields, reason in quarantined_of(about):
-        before += _digests("quarantined", about.using, [row])
+        before += _digests(QuarantinedBatch, about.using, [row])
         if not isinstance(row.fields, list):
             row.content = new_salt()  # it was a checksum of the fields
         row.fields, row.reason, row.salt = fields, reason, new_salt()
         row.save(using=about.using)
         changed.append(row)
-    erased.note(about.using, zip(before, _digests("quarantined", about.using, changed), strict=True))
+    erased.note(about.using, zip(before, _digests(QuarantinedBatch, about.using, changed), strict=True))
     return [row.pk for row in changed]
 
 
-def _digests(section: str, using: str, rows: list[Any]) -> list[str]:
+def _digests(model: type[Model], using: str, rows: list[Any]) -> list[str]:
     """Return the digests that a manifest has of these rows."""
-    table = TABLES[section]
-    found = rows_of(
-        table.model._default_manager.using(using).filter(pk__in=[row.pk for row in rows]), "pk", table.columns()
-    )
+    stored = model._default_manager.using(using).filter(pk__in=[row.pk for row in rows])
+    found = rows_of(stored, "pk", row_columns(model))
     return [found[str(row.pk)] for row in rows]
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -28,6 +29,10 @@ ValuesBeside = Callable[[Sequence[Any], str], list[Mapping[str, Any]]]
 
 #: Length of the history's column for change reasons, in characters.
 MAX_REASON = 100
+#: The reason of each record that a move of an account text writes.
+MOVED = "the account text was moved to another customer"
+#: The reason of each record that an erasure writes. What a person wrote follows the colon.
+_ERASED = re.compile(r"customer [a-z2-7]{16} was erased(: |\Z)")
 _reason: ContextVar[str | None] = ContextVar("ratelimits_change_reason", default=None)
 
 
@@ -39,6 +44,16 @@ def because(reason: str | None) -> Iterator[None]:
         yield
     finally:
         _reason.reset(token)
+
+
+def erased_because(customer: object, why: str) -> str:
+    """Return the reason of the records that an erasure of a customer writes. `why` is what a person wrote, or ""."""
+    return f"customer {customer} was erased" + (f": {why}" if why else "")
+
+
+def is_erasure(reason: str | None) -> bool:
+    """Return whether the reason of a record says that the change came with an erasure. Such a change is not undone."""
+    return _ERASED.match(reason or "") is not None
 
 
 def _nothing_beside(rows: Sequence[Any], using: str) -> list[Mapping[str, Any]]:

@@ -18,9 +18,8 @@ from django.utils.translation import gettext as _
 
 from ratelimits.algorithms.wording import number
 from ratelimits.conf import conf
-from ratelimits.customers.belongings import MOVED
-from ratelimits.erasure.configuration import is_erasure
 from ratelimits.models import Plan
+from ratelimits.models.history import MOVED, is_erasure
 from ratelimits.models.versioned import Versioned
 
 #: Columns that are not shown. Their values result from other columns, or from the edit itself.

@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy
 
 from ratelimits.admin.audited import REASON
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed
+from ratelimits.admin.operate.moves import MovesNames
 from ratelimits.admin.readonly import OwnTransactions
 from ratelimits.erasure.erase import ErasurePreview, preview
 from ratelimits.erasure.everywhere import erase_everywhere
@@ -21,8 +22,8 @@ from ratelimits.models.customers import customers_now
 ERASE = "ratelimits.erase"
 
 
-class ErasesCustomers(OwnTransactions):
-    """Adds to the list of accounts the action that erases the customer of an account."""
+class ErasesCustomers(MovesNames, OwnTransactions):
+    """Adds to the page of accounts what only a customer with usage needs: to move its texts, and to erase it."""
 
     def has_erase_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may erase customers."""

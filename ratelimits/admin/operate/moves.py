@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -337,21 +337,3 @@ def _move_text(made: Move, customer: Customer) -> str:
     else:
         text = _("%(when)s, %(by)s: lost %(text)s to %(other)s from %(since)s on (%(kind)s): %(reason)s")
     return text % values
-
-
-def former_accounts(texts: Collection[str]) -> dict[str, str]:
-    """Return sentences about the texts of deleted accounts whose customers still have them, by text."""
-    former = Account.history.using(conf.DATABASE).filter(identifier__in=texts, history_type="-")
-    former = former.order_by("history_date").values_list("identifier", "customer", "history_date")
-    deleted = {(text, customer): at for text, customer, at in (former if texts else ())}
-    names = Name.objects.using(conf.DATABASE).filter(identifier__in={text for text, _pk in deleted}, until=None)
-    text = _(
-        "An account %(text)s was deleted at %(when)s. Its customer %(customer)s still has this text, so the new account"
-        " is about the same customer, with its usage and its bills. If it is somebody else, move the text to a new"
-        " customer after you have saved."
-    )
-    return {
-        name.identifier: text % {"text": name.identifier, "when": local_time(at), "customer": name.customer}
-        for name in names.select_related("customer")
-        if (at := deleted.get((name.identifier, name.customer_id))) is not None
-    }

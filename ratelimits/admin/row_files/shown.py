@@ -9,8 +9,8 @@ from urllib.parse import urlencode
 from django.utils.translation import gettext as _
 
 from ratelimits import unknown_names
-from ratelimits.admin.operate.moves import former_accounts
 from ratelimits.conf import conf
+from ratelimits.models.accounts.named import former_accounts
 from ratelimits.models.periods import periods_after
 from ratelimits.row_files.comparing import PORTION, ComparedLine, LineState
 
@@ -131,7 +131,7 @@ def deleted_before() -> NotedLines:
     """Return what finds the lines that add an account whose text is still that of a deleted account's customer."""
     return NotedLines(
         "identifier",
-        lambda rows: former_accounts([row.identifier for row in rows]),
+        lambda rows: former_accounts(conf.DATABASE, [row.identifier for row in rows]),
         lambda line: line.state is LineState.NEW,
     )
 

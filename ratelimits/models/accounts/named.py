@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from django.utils.translation import gettext as _
+
+from ratelimits import moments
 from ratelimits.models.accounts import Account
 from ratelimits.models.customers import WAITING, Customer, Name, NameSpan, customers_of_rows, unsaved_token
 from ratelimits.models.ledger import Line
@@ -123,6 +126,24 @@ def accounts_now(using: str, texts: Collection[str]) -> dict[str, Account]:
         found |= {row.identifier: row for row in Account.objects.using(using).filter(identifier__in=chunk)}
     rows = {text: [found[one] for one in customer.present if one in found] for text, customer in customers.items()}
     return {text: min(of_text, key=lambda row: row.pk) for text, of_text in rows.items() if of_text}
+
+
+def former_accounts(using: str, texts: Collection[str]) -> dict[str, str]:
+    """Return sentences about the texts of deleted accounts whose customers still have them, by text."""
+    former = Account.history.using(using).filter(identifier__in=texts, history_type="-")
+    former = former.order_by("history_date").values_list("identifier", "customer", "history_date")
+    deleted = {(text, customer): at for text, customer, at in (former if texts else ())}
+    names = Name.objects.using(using).filter(identifier__in={text for text, _pk in deleted}, until=None)
+    text = _(
+        "An account %(text)s was deleted at %(when)s. Its customer %(customer)s still has this text, so the new account"
+        " is about the same customer, with its usage and its bills. If it is somebody else, move the text to a new"
+        " customer after you have saved."
+    )
+    return {
+        name.identifier: text % {"text": name.identifier, "when": moments.local_text(at), "customer": name.customer}
+        for name in names.select_related("customer")
+        if (at := deleted.get((name.identifier, name.customer_id))) is not None
+    }
 
 
 def known_text(using: str, name: str) -> str | None:

@@ -26,8 +26,9 @@ from ratelimits.progress import Progress
 from ratelimits.reports.closing.labelled import open_in
 from ratelimits.reports.periods import SECOND, checked_month, month_window
 from ratelimits.reports.verify import manifest_conditional, manifest_history, manifest_sections
-from ratelimits.reports.verify.manifest_sections import TABLES, rows_of
+from ratelimits.reports.verify.manifest_sections import TABLES
 from ratelimits.usage.packet import chained
+from ratelimits.usage.verify.row_digests import row_columns, rows_of
 
 FORMAT = "ratelimits manifest 5"
 #: Maximum number of times that the rows are read. If a report is finalised meanwhile, they are read again.
@@ -98,7 +99,7 @@ def build(using: str, month: str, progress: Progress | None = None) -> dict[str,
 def _columns() -> dict[str, list[str]]:
     """Return the columns from which digests are made, by section."""
     return {
-        **{section: table.columns() for section, table in TABLES.items()},
+        **{section: row_columns(table.model) for section, table in TABLES.items()},
         "deliveries": list(manifest_sections.DELIVERY),
     }
 

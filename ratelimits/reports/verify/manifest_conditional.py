@@ -21,7 +21,8 @@ from ratelimits.progress import Progress
 from ratelimits.reports.build import CHUNK
 from ratelimits.reports.periods import SECOND, month_window
 from ratelimits.reports.verify import manifest_history, manifest_sections
-from ratelimits.reports.verify.manifest_sections import digest_of, rows_of, was_dropped
+from ratelimits.reports.verify.manifest_sections import was_dropped
+from ratelimits.usage.verify.row_digests import digest_of, rows_of
 from ratelimits.usage.watermark import TOLERANCE
 
 #: Maximum difference between the clocks of the machine that declared a gap and the machine that wrote a manifest.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -14,7 +13,7 @@ from ratelimits.models.ledger import erased
 from ratelimits.models.raw.adoption import MODELS, never_recorded, with_newest_record
 from ratelimits.progress import Progress
 from ratelimits.reports.build import CHUNK
-from ratelimits.reports.verify.manifest_sections import digest_of
+from ratelimits.usage.verify.row_digests import digest_of, record_columns, record_digest
 
 
 def history(
@@ -34,7 +33,7 @@ def history(
         earlier = (listed or {}).get(name)
         if listed is not None and earlier is None:
             continue
-        known = columns_of(model)
+        known = record_columns(model)
         columns = known if earlier is None else [column for column in earlier["columns"] if column in known]
         newest = (records.aggregate(newest=Max("pk"))["newest"] or 0) if earlier is None else earlier["newest"]
         digest = hashlib.sha256()
@@ -44,20 +43,6 @@ def history(
             count(len(rows))
         section[name] = {"newest": newest, "columns": columns, "digest": digest.hexdigest()}
     return section
-
-
-def columns_of(model: Any) -> list[str]:
-    """Return the columns of a model's history from which digests of its records are made."""
-    return sorted(field.attname for field in model.history.model._meta.concrete_fields)
-
-
-def record_digest(values: Sequence[Any]) -> str:
-    """Return the digest of a record. Times are cut to milliseconds: fixtures (`dumpdata`) have no more digits."""
-    return digest_of([_in_milliseconds(value) for value in values])
-
-
-def _in_milliseconds(value: Any) -> Any:
-    return value.replace(microsecond=value.microsecond // 1000 * 1000) if isinstance(value, datetime) else value
 
 
 def digests_without_history(using: str) -> dict[str, str]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
-from decimal import Decimal
+from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -26,7 +24,6 @@ from ratelimits.models import (
     Report,
     ReportLine,
 )
-from ratelimits.models.customers import salts_of
 from ratelimits.models.ledger import erased
 from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.progress import Progress
@@ -36,6 +33,7 @@ from ratelimits.reports.periods import SECOND, iso, month_window
 from ratelimits.reports.signing import name_of
 from ratelimits.usage.process_totals import FOLDED
 from ratelimits.usage.retention.archive import day_of
+from ratelimits.usage.verify.row_digests import digest_of, digests_of_totals, names_of_processes, sums_of_totals
 
 #: Columns of report lines whose sums a manifest lists.
 _TOTALS = ("consumed_quantity", "included_quantity", "overage_quantity", "refunded_quantity")
@@ -61,13 +59,6 @@ class Table(NamedTuple):
     name_column: str
     #: Takes the alias of a database, and a month like "2026-11". Returns the rows that belong to this month.
     rows: Callable[[str, str], QuerySet[Any]]
-    #: Columns that are left out of the digest.
-    without: frozenset[str] = frozenset()
-
-    def columns(self) -> list[str]:
-        """Return the columns from which the digest is made."""
-        fields = self.model._meta.concrete_fields
-        return [field.attname for field in fields if field.attname not in self.without]
 
 
 #: The tables of which a manifest has a digest for each row, by section.
@@ -83,8 +74,6 @@ TABLES = {
         "durability gap",
         "id",
         lambda using, month: _gaps(using, *month_window(month)),
-        # A person may acknowledge a gap at any time.
-        frozenset({"acknowledged_at", "acknowledged_by", "reason"}),
     ),
     "quarantined": Table(
         QuarantinedBatch,
@@ -209,24 +198,6 @@ def _may_overlap(fields: Any, start: int, end: int) -> bool:
         return True
 
 
-def rows_of(rows: Any, name: str, columns: list[str]) -> dict[str, str]:
-    """Return a digest of these columns of each row, by the row's value in the column `name`."""
-    values_of_rows = rows.order_by("pk").values_list(name, *columns).iterator(CHUNK)
-    digests = {str(row_name): digest_of(values) for row_name, *values in values_of_rows}
-    return dict(zip(digests, erased.first_digests(rows.db, list(digests.values())), strict=True))
-
-
-def digest_of(values: Any) -> str:
-    """Return the digest of a row's values. The digest is the same in each kind of database."""
-    return hashlib.sha256(json.dumps(values, default=_text, sort_keys=True).encode()).hexdigest()
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, Decimal):
-        return f"{value.normalize():f}"  # Databases return different numbers of trailing zeros.
-    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else str(value)
-
-
 def process_totals(using: str, start: int, end: int, progress: Progress | None = None) -> Iterator[tuple[str, str]]:
     """Yield a digest of the process totals for each kind and day.
 
@@ -241,17 +212,6 @@ def process_totals(using: str, start: int, end: int, progress: Progress | None =
         yield f"{kind} {iso(day * SECOND)}", digest.hexdigest()
 
 
-def sums_of_totals(rows: QuerySet[ProcessTotal]) -> QuerySet[Any, Any]:
-    """Return the columns of process totals and their sums over all processes."""
-    columns = ("kind", "bin", "account", "key", "meter")
-    return rows.values_list(*columns).order_by("kind", "bin").annotate(ExactSum("requests"), ExactSum("units"))
-
-
-def names_of_processes(rows: QuerySet[ProcessTotal]) -> QuerySet[Any, Any]:
-    """Return the columns of process totals with the names of the processes, without their counts."""
-    return rows.order_by("kind", "bin").values_list("kind", "bin", "account", "key", "meter", "process")
-
-
 def _by_bin(rows: Iterable[Any]) -> Iterator[tuple[tuple[str, int], list[Any]]]:
     return ((kind_and_bin, list(of_bin)) for kind_and_bin, of_bin in groupby(rows, key=itemgetter(0, 1)))
 
@@ -259,12 +219,6 @@ def _by_bin(rows: Iterable[Any]) -> Iterator[tuple[tuple[str, int], list[Any]]]:
 def _sorted_digests(using: str, rows: Sequence[Any]) -> list[str]:
     """Return the digests of totals of one bin, as they were before an erasure, in an order that no erasure changes."""
     return sorted(erased.first_digests(using, digests_of_totals(using, rows)))
-
-
-def digests_of_totals(using: str, rows: Sequence[Any]) -> list[str]:
-    """Return the digests of process totals: of these values and the salt of the account's text, the third value."""
-    salts = salts_of(using, {row[2] for row in rows})
-    return [digest_of([salts.get(row[2], ""), *row]) for row in rows]
 
 
 def process_names(using: str, start: int, end: int, progress: Progress | None = None) -> Iterator[tuple[str, str]]:
