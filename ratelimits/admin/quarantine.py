@@ -13,8 +13,7 @@ from django.template.response import TemplateResponse
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext_lazy as _
 
-from ratelimits.admin.readonly import ReadOnlyAdmin
-from ratelimits.admin.reports.lines import database_of
+from ratelimits.admin.readonly import ReadOnlyAdmin, database_of
 from ratelimits.models import QuarantinedBatch
 from ratelimits.models.ledger import COUNTERS, SUBJECT
 from ratelimits.usage import resolve

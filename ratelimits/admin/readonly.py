@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.paginator import Paginator
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Model, QuerySet
 from django.http import HttpRequest
 
 from ratelimits.admin.typed import ChecksIds, LocalMoments
@@ -22,6 +22,11 @@ else:
 
 #: Maximum number of rows that a list counts and shows in pages.
 MAX_ROWS = 10_000
+
+
+def database_of(row: Model) -> str:
+    """Return the alias of the database from which a row was read."""
+    return row._state.db or conf.DATABASE
 
 
 class BoundedPaginator(_Paginator):

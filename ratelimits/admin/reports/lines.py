@@ -13,10 +13,9 @@ from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.admin.charges import line_amounts
-from ratelimits.admin.readonly import ReadOnlyAdmin
+from ratelimits.admin.readonly import ReadOnlyAdmin, database_of
 from ratelimits.admin.searched import AccountSearch
 from ratelimits.admin.usage import link_to_lines, moment_text
-from ratelimits.conf import conf
 from ratelimits.models import Report, ReportLine
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import TABLE
@@ -28,11 +27,6 @@ _MAX_LINES = 200
 _MAX_BATCHES = 50
 #: A search for an account's lines looks at this number of the account's newest reports.
 _MAX_REPORTS = 500
-
-
-def database_of(row: Model) -> str:
-    """Return the alias of the database from which a row was read."""
-    return row._state.db or conf.DATABASE
 
 
 #: Names of the columns of lines that are computed from stored columns.

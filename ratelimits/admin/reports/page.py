@@ -18,8 +18,8 @@ from ratelimits import moments
 from ratelimits.admin.charges import summary
 from ratelimits.admin.exports import ReportDownloads
 from ratelimits.admin.open_periods.page import OpenPeriods
-from ratelimits.admin.readonly import ReadOnlyAdmin
-from ratelimits.admin.reports.lines import ReportLines, database_of
+from ratelimits.admin.readonly import ReadOnlyAdmin, database_of
+from ratelimits.admin.reports.lines import ReportLines
 from ratelimits.admin.reports.overview import (
     links_to_others,
     links_to_versions,
