@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratelimits.engine.keys import LONGEST_NAME, ledger_name
-from ratelimits.formulas import neutral, restorable, restored
+from ratelimits.files import neutral, restorable, restored
 from ratelimits.models import Access, Account, KeyOverride, PlanMembership
 from ratelimits.models.access.targets import canonical
 from ratelimits.models.keys import canonical_account, canonical_key, spelled_key, validate_key

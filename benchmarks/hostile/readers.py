@@ -24,7 +24,7 @@ from ratelimits.algorithms.calendar import parse_anchor, zone
 from ratelimits.api.serializers import ReportQuery, UsageQuery, cursor
 from ratelimits.api.windows import PagePosition
 from ratelimits.engine.keys import ledger_name
-from ratelimits.formulas import restorable, restored
+from ratelimits.files import restorable, restored
 from ratelimits.models import Access, Account, KeyOverride, Rule
 from ratelimits.models.access import targets
 from ratelimits.models.fields import view_key_texts

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from django.utils.translation import gettext as _
 
-from ratelimits.formulas import restorable, restored
+from ratelimits.files import restorable, restored
 from ratelimits.models import Account, KeyOverride, Plan, PlanMembership, Rule
 from ratelimits.models.versioned import Versioned
 

@@ -19,7 +19,7 @@ from django.test import Client, RequestFactory
 from django.utils.functional import SimpleLazyObject
 from hypothesis import HealthCheck, example, given, settings
 
-from ratelimits.formulas import neutral
+from ratelimits.files import neutral
 from ratelimits.identity import Identity, identify, name_of
 from ratelimits.models import Access, Account, KeyOverride, KeyTotal, Line, Plan, PlanMembership
 from ratelimits.outbound import permits

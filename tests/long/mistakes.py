@@ -30,8 +30,8 @@ class Fault(NamedTuple):
 FAULTS = (
     Fault(
         "a text that began with an apostrophe loses it",
-        "formulas.py",
-        "test_formulas.py",
+        "files.py",
+        "test_files.py",
         """neutral(_MARK.sub("''", text))""",
         "neutral(text)",
     ),

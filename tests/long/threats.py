@@ -139,7 +139,7 @@ DEFENCES = (
     ),
     Defence(
         "tests/reports/exports/test_csv.py::test_a_text_that_looks_like_a_formula_gets_an_apostrophe",
-        "ratelimits.reports.exports.csv:lines",
+        "ratelimits.files:csv_lines",
         "neutral(values[index])",
         "values[index]",
     ),
@@ -151,7 +151,7 @@ DEFENCES = (
     ),
     Defence(
         "tests/admin/test_row_files.py::test_an_export_can_be_imported_and_has_no_formulae",
-        "ratelimits.formulas:neutral",
+        "ratelimits.files:neutral",
         '_FORMULA.sub("\'", text)',
         "text",
     ),

@@ -23,10 +23,8 @@ from django.utils.translation import gettext_lazy, ngettext
 from ratelimits import moments
 from ratelimits.admin.audited import REASON, AuditedAdmin, reason_field, recorded_user
 from ratelimits.admin.row_files.shown import ShownLines, deleted_before, edited_terms, page_of, unknown_keys
+from ratelimits.files import FileDownload, csv_lines, encoded
 from ratelimits.models import Upload
-from ratelimits.reports.exports.chunks import encoded
-from ratelimits.reports.exports.csv import lines as without_formulae
-from ratelimits.reports.exports.download import FileDownload
 from ratelimits.row_files import tables
 from ratelimits.row_files.comparing import LineState
 from ratelimits.row_files.importing import (
@@ -133,7 +131,7 @@ class RowFiles(_Base):
             rows = rows.select_related("plan")
         lines = tables.lines(self._table, rows.iterator(chunk_size=_READ_AT_ONCE))
         name = f"{self._table.name}-{moments.local(moments.now()):%Y-%m-%d}.csv"
-        chunks = encoded(without_formulae(self._table.columns, self._table.numbers, lines))
+        chunks = encoded(csv_lines(self._table.columns, self._table.numbers, lines))
         return FileDownload(chunks, "text/csv; charset=utf-8", name)
 
     def import_view(self, request: HttpRequest) -> HttpResponse:

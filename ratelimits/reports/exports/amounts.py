@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from itertools import chain
 
+from ratelimits.files import csv_lines, encoded
 from ratelimits.pricing.money import written
 from ratelimits.reports.exports import csv
-from ratelimits.reports.exports.chunks import encoded
 from ratelimits.reports.exports.json import array, line, text
 from ratelimits.reports.exports.schema import priced_schema, schema_id
 from ratelimits.reports.rows import COLUMNS as ROW_COLUMNS
@@ -46,7 +46,7 @@ def decimal(amount: Decimal | None) -> str:
 def csv_stream(charges: Iterable[Charge], version: int = VERSION) -> Iterator[bytes]:
     """Yield the charges as a CSV file in chunks. Each charge is read shortly before it is written."""
     rows = ([*values, *money(charge)] for charge in charges for values in csv.cells((charge.row,), version))
-    return encoded(csv.lines((*names(version), *MONEY), _COLUMNS_WITHOUT_TEXT, rows))
+    return encoded(csv_lines((*names(version), *MONEY), _COLUMNS_WITHOUT_TEXT, rows))
 
 
 def json_stream(charges: Iterable[Charge], version: int = VERSION) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import islice
 
 from ratelimits.conf import conf
-from ratelimits.reports.exports.chunks import encoded
+from ratelimits.files import encoded
 from ratelimits.reports.exports.json import text
 from ratelimits.reports.periods import SECOND, iso
 from ratelimits.reports.rows import FINAL, VERSION, Row

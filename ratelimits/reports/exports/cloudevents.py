@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ANONYMOUS
-from ratelimits.reports.exports.chunks import encoded
+from ratelimits.files import encoded
 from ratelimits.reports.exports.json import array, line, schema_id, text
 from ratelimits.reports.periods import iso
 from ratelimits.reports.rows import FINAL, VERSION, Row

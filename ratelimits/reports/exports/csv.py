@@ -7,24 +7,15 @@ range can look like a time of day.
 
 from __future__ import annotations
 
-import csv
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import chain
 
-from ratelimits.formulas import ENDS, SIGNS, neutral
+from ratelimits.files import csv_lines, encoded
 from ratelimits.reports.columns import NUMBERS, ColumnKind
-from ratelimits.reports.exports.chunks import encoded
 from ratelimits.reports.rows import MOMENTS, TABLE, VERSION, WHOLE_NUMBERS, Row, names
 
-#: If a line begins with one of these characters, its first value perhaps needs an apostrophe.
-_FIRST = frozenset(SIGNS + "\t\r\n")
-_SIGNS = re.escape(SIGNS)
-#: A quick test. It matches each line in which a value after the first needs an apostrophe, and few other lines.
-_SUSPECT = re.compile(f'[,{ENDS}][{_SIGNS}\\t\\r\\n "]')
-#: For lines in ASCII, this test gives the same result as `_SUSPECT`, but faster.
-_SUSPECT_ASCII = re.compile(f'[,{ENDS}][=+\\-@\\t\\r\\n "]')
 #: Matches texts that a spreadsheet perhaps reads as a number, a date or a boolean: a text with a digit and at most one
 #: run of letters, such as "1e5", "12-45" or "3 Mar"; and "true" or "false".
 _MISREAD = re.compile(r"(?=\D*\d)(?:[^\W\d_]+[ ./,-]*\d[\W\d]*+|[\W\d]++[^\W\d_]*[\W\d]*+)|true|false", re.IGNORECASE)
@@ -40,22 +31,15 @@ _TEXTS = [index for index, column in enumerate(TABLE) if column.kind is ColumnKi
 _NUMBERS = [index for index, column in enumerate(TABLE) if column.kind in NUMBERS or column.kind is ColumnKind.DECIMAL]
 
 
-class _ReturningFile:
-    """A file for `csv.writer`. Its `write` returns the line, so that `writerow` returns the line too."""
-
-    def write(self, text: str) -> str:
-        return text
-
-
 def stream(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
     """Yield the rows as a CSV file in chunks. Each row is read shortly before it is written."""
-    return encoded(lines(names(version), _COLUMNS_WITHOUT_TEXT, cells(rows, version)))
+    return encoded(csv_lines(names(version), _COLUMNS_WITHOUT_TEXT, cells(rows, version)))
 
 
 def stream_for_spreadsheets(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
     """Yield the rows as a CSV file with an apostrophe before each value that a spreadsheet would misread."""
     return encoded(
-        chain([_MARK], lines(names(version), _COLUMNS_WITHOUT_TEXT, map(_marked_as_texts, cells(rows, version))))
+        chain([_MARK], csv_lines(names(version), _COLUMNS_WITHOUT_TEXT, map(_marked_as_texts, cells(rows, version))))
     )
 
 
@@ -83,29 +67,3 @@ def _marked_as_texts(values: list[str]) -> list[str]:
         if index < count and len(values[index]) > _DIGITS:
             values[index] = f"'{values[index]}"
     return values
-
-
-def lines(columns: Sequence[str], without_text: Collection[str], rows: Iterable[list[str]]) -> Iterator[str]:
-    """Yield the header, then each row as a line without formulas. The columns `without_text` never contain formulas."""
-    text_columns = [index for index, name in enumerate(columns) if name not in without_text]
-    separators = len(columns) - 1
-    # The writer quotes each value that contains a character of the line terminator. With CR LF, it also quotes values
-    # with a single CR. This is needed, because some readers take a single CR as the end of a line.
-    write = csv.writer(_ReturningFile(), lineterminator="\r\n").writerow
-    yield _with_line_feed(write(columns))
-    for values in rows:
-        line = ",".join(values)
-        quick_test = _SUSPECT_ASCII if line.isascii() else _SUSPECT
-        if quick_test.search(line) or line[0] in _FIRST:
-            for index in text_columns:
-                values[index] = neutral(values[index])
-            line = ",".join(values)
-        if line.count(",") == separators and '"' not in line and "\n" not in line and "\r" not in line:
-            yield f"{line}\n"  # The writer would make the same line, but would take three times as long.
-        else:
-            yield _with_line_feed(write(values))
-
-
-def _with_line_feed(line: object) -> str:
-    """Return a line of the writer with LF instead of CR LF at its end."""
-    return f"{str(line)[:-2]}\n"

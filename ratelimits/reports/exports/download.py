@@ -1,17 +1,14 @@
-"""Send files as HTTP responses."""
+"""Send files of report rows as HTTP responses."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any
 from urllib.parse import quote
 
-from asgiref.sync import sync_to_async
-from django.http import StreamingHttpResponse
-from django.utils.http import content_disposition_header
-
 from ratelimits.engine.keys import ANONYMOUS
+from ratelimits.files import FileDownload
 from ratelimits.models import Report
 from ratelimits.reports.exports import Format
 
@@ -31,28 +28,6 @@ def file_stem(report: Report) -> str:
     if len(quoted) > _MAX_ACCOUNT:
         quoted = f"{quoted[:_MAX_ACCOUNT]}~{blake2b(quoted.encode(), digest_size=8).hexdigest()}"
     return f"{quoted}.{period}.v{report.version}"
-
-
-class FileDownload(StreamingHttpResponse):
-    """A response whose file is written while the response is sent.
-
-    Under ASGI, Django uses the asynchronous iterator. Without it, Django would read all chunks before it sends the
-    first one.
-    """
-
-    def __init__(self, chunks: Iterable[bytes], content_type: str, file: str) -> None:
-        name = content_disposition_header(True, file)
-        headers = {"Content-Disposition": name or "attachment"}
-        super().__init__(chunks, content_type=content_type, headers=headers)
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        chunks: Iterator[bytes] = iter(self)
-
-        def next_chunk() -> bytes | None:
-            return next(chunks, None)
-
-        while (chunk := await sync_to_async(next_chunk)()) is not None:
-            yield chunk
 
 
 class ReportDownload(FileDownload):

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ratelimits.conf import conf
+from ratelimits.files import csv_lines, encoded
 from ratelimits.pricing.money import ZERO, written
 from ratelimits.pricing.prices import PricedPart
-from ratelimits.reports.exports import csv
-from ratelimits.reports.exports.chunks import encoded
 from ratelimits.reports.periods import iso
 from ratelimits.reports.rows import ADJUSTMENT, FEE, FINAL, MINIMUM, REPRICING, ROUNDING, VERSION, Charge
 
@@ -84,7 +83,7 @@ _COLUMNS_WITHOUT_TEXT = frozenset(
 
 def stream(charges: Iterable[Charge], _version: int = VERSION) -> Iterator[bytes]:
     """Yield the charges as a CSV file in chunks. Each charge is read shortly before it is written."""
-    return encoded(csv.lines(COLUMNS, _COLUMNS_WITHOUT_TEXT, _rows(charges)))
+    return encoded(csv_lines(COLUMNS, _COLUMNS_WITHOUT_TEXT, _rows(charges)))
 
 
 def _rows(charges: Iterable[Charge]) -> Iterator[list[str]]:

@@ -10,8 +10,8 @@ from itertools import chain
 from json.encoder import encode_basestring
 from typing import Any
 
+from ratelimits.files import encoded
 from ratelimits.reports.columns import NUMBERS, ColumnKind
-from ratelimits.reports.exports.chunks import encoded
 from ratelimits.reports.exports.schema import schema, schema_id
 from ratelimits.reports.periods import iso
 from ratelimits.reports.rows import VERSION, Row, columns

@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
+from ratelimits.files import SIZE
 from ratelimits.reports.exports import cells
-from ratelimits.reports.exports.chunks import SIZE
 
 #: Maximum number of rows of a sheet, including the header.
 SHEET_ROWS = 1_048_576

@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory
 from textwrap import wrap
 from typing import Any
 
+from ratelimits.files import SIZE
 from ratelimits.pricing.money import ZERO, plus, written
 from ratelimits.reports.columns import NUMBERS, Column, ColumnKind
 from ratelimits.reports.exports import cells
 from ratelimits.reports.exports.amounts import MONEY, money
-from ratelimits.reports.exports.chunks import SIZE
 from ratelimits.reports.exports.workbook import LINE_HEIGHT, SheetColumn, SheetTable, Style, Workbook
 from ratelimits.reports.rows import COLUMNS, TABLE, VERSION, Charge, Row, columns, names
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ratelimits.files import SIZE
 from ratelimits.reports.exports import FORMATS, Format
-from ratelimits.reports.exports.chunks import SIZE
 from ratelimits.reports.rows import Row
 from tests.reports.exports.samples import fed, rows
 from tests.support.once import made_once
