@@ -16,12 +16,12 @@ from ratelimits.conf import conf
 from ratelimits.engine import Unavailable
 from ratelimits.engine.server import current_server
 from ratelimits.models import Report
+from ratelimits.models.periods import plan_changes
 from ratelimits.moments.databases import now_of
 from ratelimits.progress import Progress
 from ratelimits.push import deliveries as planning
 from ratelimits.push import deliveries as sending
 from ratelimits.push.receivers import Receiver
-from ratelimits.reports import plan_changes
 from ratelimits.reports.closing import close as closing
 from ratelimits.usage import drain as draining
 from ratelimits.usage import process_totals, span_totals

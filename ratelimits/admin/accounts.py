@@ -28,8 +28,7 @@ from ratelimits.algorithms.wording import amount
 from ratelimits.conf import conf
 from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, PlanPrice, Rule
 from ratelimits.models.accounts.named import former_accounts
-from ratelimits.models.periods import periods_after
-from ratelimits.reports import plan_changes
+from ratelimits.models.periods import periods_after, plan_changes
 
 
 def _count_of(model: type[Model]) -> Coalesce:

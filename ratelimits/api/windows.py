@@ -20,7 +20,8 @@ from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.models import FrozenPeriod, Line
 from ratelimits.models.customers import NameSpan
 from ratelimits.models.ledger.sums import ExactSum
-from ratelimits.reports.periods import MAX_LENGTH, SECOND, moment, within
+from ratelimits.moments import moment
+from ratelimits.reports.periods import MAX_LENGTH, SECOND, within
 from ratelimits.reports.terms import Terms
 
 #: Lengths in seconds.

@@ -6,17 +6,27 @@ the project's own code use datetimes without a time zone. `read` and `typed` mak
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 
 def now() -> datetime:
     """Return the present moment, in UTC."""
     return datetime.now(UTC)
+
+
+def moment(microseconds: int) -> datetime:
+    """Return a moment (µs since 1970 UTC) as a datetime in UTC.
+
+    Raise OverflowError if `datetime` has no such date.
+    """
+    return _EPOCH + timedelta(microseconds=microseconds)
 
 
 def zone() -> tzinfo:

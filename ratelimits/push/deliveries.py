@@ -29,6 +29,7 @@ from ratelimits.conf import conf
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models import PushDelivery, PushedReport, PushReceiver, Report
 from ratelimits.models.accounts.named import of_tokens
+from ratelimits.moments import moment
 from ratelimits.moments.columns import UTCDateTimeField
 from ratelimits.moments.databases import now_of
 from ratelimits.posting import Connection
@@ -43,7 +44,7 @@ from ratelimits.push.receivers import (
     Receiver,
 )
 from ratelimits.reports.exports.billing import last_second
-from ratelimits.reports.periods import SECOND, moment
+from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import Row
 from ratelimits.reports.statements import version_rows
 from ratelimits.usage import crash

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import lru_cache, reduce
 from operator import or_
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from django.db.models import Q
 
 from ratelimits.algorithms import calendar
 from ratelimits.algorithms.billing_periods import month_of, zone_or_utc
+from ratelimits.moments import moment
 
 if TYPE_CHECKING:
     from ratelimits.models.accounts.named import TextSpan
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 SECOND = 1_000_000
 #: Maximum length of a billing period (µs): a month of 31 days, two more days at each end, and a change of the clocks.
 MAX_LENGTH = 36 * 86_400 * SECOND
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Matches a month like "2026-11": its year and its number.
 _MONTH = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])")
 
@@ -79,14 +79,6 @@ def checked_month(month: str) -> str:
 def utc_month_start(at: int) -> int:
     """Return the start (µs) of the month in UTC that contains a moment."""
     return month_in(month_of(at, "UTC"), "UTC")[0]
-
-
-def moment(microseconds: int) -> datetime:
-    """Return a moment (µs since 1970 UTC) as an aware datetime in UTC.
-
-    Raise OverflowError if `datetime` has no such date.
-    """
-    return _EPOCH + timedelta(microseconds=microseconds)
 
 
 # A report repeats the same small set of moments (bins, starts and ends of periods), so a cache helps.

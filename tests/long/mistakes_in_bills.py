@@ -9,7 +9,7 @@ from __future__ import annotations
 from tests.long.mistakes import Fault
 
 MONTHS = "reports/test_months.py"
-PERIODS, CUSTOMERS, MOVE = "models/periods.py", "models/customers.py", "customers/move.py"
+PERIODS, CUSTOMERS, MOVE = "models/periods/__init__.py", "models/customers.py", "customers/move.py"
 BILLING_PERIODS = "algorithms/billing_periods.py"
 
 IN_BILLS = (

@@ -11,7 +11,8 @@ from django.db.models import Count, Max, Q
 
 from ratelimits.models import Report
 from ratelimits.models.accounts.named import named_now
-from ratelimits.reports.periods import moment, month_in
+from ratelimits.moments import moment
+from ratelimits.reports.periods import month_in
 
 #: A first report is late if it was made later than this after the end of its month in UTC. Usually, periods are closed
 #: within some hours after the month has ended in all time zones.

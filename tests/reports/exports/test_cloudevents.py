@@ -11,9 +11,9 @@ from cloudevents.core.v1.event import CloudEvent
 from django.test import override_settings
 from jsonschema import Draft202012Validator
 
+from ratelimits.moments import moment
 from ratelimits.reports.exports import FORMATS
 from ratelimits.reports.exports.json import line, schema
-from ratelimits.reports.periods import moment
 from ratelimits.reports.rows import PROVISIONAL, Row
 from tests.reports.exports.samples import AWKWARD, DECEMBER, ROW, awkward
 

@@ -13,12 +13,13 @@ from time import time_ns
 from django.db.models import Q
 
 from ratelimits.algorithms.billing_periods import Period, Timeline
-from ratelimits.models import Account
+from ratelimits.models.accounts import Account
 from ratelimits.models.history import because
-from ratelimits.models.ledger import moment
 from ratelimits.models.periods import timeline_of
 from ratelimits.models.versions import editing
-from ratelimits.reports.periods import SECOND
+from ratelimits.moments import moment
+
+_SECOND = 1_000_000
 
 
 def schedule(account: Account, now: int | None = None) -> None:
@@ -53,7 +54,7 @@ def apply_due(using: str, now: int | None = None) -> int:
             account.save(using=using)
         else:
             assert account.next_plan_id is not None
-            due[int(account.next_plan_at.timestamp()) * SECOND, account.next_plan_id].append(account.pk)
+            due[int(account.next_plan_at.timestamp()) * _SECOND, account.next_plan_id].append(account.pk)
     changed = 0
     for (at, plan), pks in sorted(due.items()):
         # `since` is the end of the period, so the bill of this period does not depend on when the change is applied.
