@@ -54,7 +54,7 @@ from ratelimits.rules import AppliedRule, Selection, Snapshot
 from ratelimits.signals import request_refused
 from ratelimits.throttling import QuotaBlocked, QuotaUnavailable
 from ratelimits.throttling.view_headers import add_fields
-from ratelimits.usage.complete import complete_until
+from ratelimits.usage.watermark import complete_until
 
 # Projects can configure this name, which is older than the throttle's place in this module.
 logger = bounded("ratelimits.api.throttle")

@@ -26,7 +26,7 @@ from ratelimits.status.refusals import (
     span_at,
     with_meters_joined,
 )
-from ratelimits.usage.complete import complete_until
+from ratelimits.usage.watermark import complete_until
 
 #: Maximum number of lines about the newest refusals at the top of the page.
 _MAX_NEWEST = 5

@@ -33,7 +33,7 @@ from ratelimits.reports.rows import FINAL, PROVISIONAL, Row
 from ratelimits.reports.statements import Statement, columns_of, statements
 from ratelimits.reports.statements.charges import lines_for
 from ratelimits.reports.statements.unstated import unstated
-from ratelimits.usage.complete import completeness
+from ratelimits.usage.watermark import completeness
 
 #: The format for people. It is only printed: a file cannot have this format.
 TABLE = "table"

@@ -13,8 +13,8 @@ from ratelimits.management.progress import shown
 from ratelimits.models.keys import canonical_account
 from ratelimits.progress import Progress
 from ratelimits.reports.verify.manifest import ManifestError, parse
-from ratelimits.usage.complete import completeness
 from ratelimits.usage.retention import archive
+from ratelimits.usage.watermark import completeness
 from ratelimits.verification import Verification
 
 
