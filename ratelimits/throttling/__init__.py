@@ -8,15 +8,13 @@ database.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ratelimits.throttling.by_rates import AnonRateThrottle, ScopedRateThrottle, SimpleRateThrottle, UserRateThrottle
 from ratelimits.throttling.refusing import QuotaBlocked, QuotaRefused, QuotaUnavailable
 from ratelimits.throttling.without_app import begin
 
-if TYPE_CHECKING:
-    from ratelimits.throttling.by_rules import QuotaThrottle
-
+# Type checkers read __init__.pyi instead of this file: there QuotaThrottle has its type.
 __all__ = [
     "AnonRateThrottle",
     "QuotaBlocked",
