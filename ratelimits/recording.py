@@ -177,7 +177,7 @@ def in_sample(owner: str, share: float) -> bool:
     return crc32(owner.encode()) < share * 2**32  # a CRC-32 is a number below 2**32
 
 
-def record(identity: Identity, scope: str, method: str, costs: Mapping[str, int], *, refused: bool) -> None:
+def record(identity: Identity, scope: str, method: str, costs: Mapping[str, int], refused: bool) -> None:
     """Record a request, if its account or key is in the sample. The caller must check that `RECORD_SAMPLE` is not 0.
 
     `refused` says whether the request was refused, by a rule, a block or a failure policy.

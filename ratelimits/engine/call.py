@@ -19,6 +19,8 @@ from ratelimits.engine.program import Program
 
 #: The timeout of a call that accepts any wait.
 ANY = float("inf")
+#: The key under which usage without an account is counted.
+ANONYMOUS_KEY = "anonymous"
 #: Length of a bin of usage (15 minutes), in µs.
 _BIN = BIN_SECONDS * MICROSECONDS
 
@@ -63,16 +65,18 @@ class Meter(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Where a request is counted.
+    """Whose request it is, in which meters it has costs, and whether it is counted.
 
     account  the account's identifier; "" if the request has no account
     key      the request's key, such as "user:42"
-    meters   the meters that count the request. A call's costs begin with one cost for each meter, in this order
+    meters   the meters of the request. A call's costs begin with one cost for each meter, in this order
+    counted  whether the script counts the request in these meters. Without the floor that counts, it does not
     """
 
     account: str
     key: str
     meters: tuple[Meter, ...]
+    counted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,7 @@ class Call(NamedTuple):
                  this account: otherwise they would have a counter for each of their accounts
     costs        one cost for each meter. Further costs of limits can follow. The `slot` of a term is a position in this
                  tuple. If a receipt is settled and less was used than charged, a cost is negative
-    usage        where the request is counted. If it is None, the request is not counted
+    usage        whose request it is, and where it is counted. If it is None, the request is not counted
     timeout      the longest accepted wait, in seconds; ANY for any wait
     version      version of the caller's rules; None for limits that do not come from rules
     now          the moment of the decision, in µs since 1970 UTC, for tests and simulations. If it is None, the
@@ -146,6 +150,12 @@ class Call(NamedTuple):
     announces: bool = False
     counts_refusal: bool = True
     in_account: tuple[str, ...] = ()
+
+    @property
+    def counted(self) -> Usage | None:
+        """Return where the request is counted; None if it is not counted."""
+        usage = self.usage
+        return usage if usage is not None and usage.counted else None
 
 
 #: A random name of this process, and a counter of its calls. A nonce consists of this name and the call's number.

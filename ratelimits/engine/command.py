@@ -18,16 +18,17 @@ from ratelimits.engine.resp import bulks
 
 
 def _shards_to_compare(keyspace: Keyspace, call: Call, shards: list[int]) -> list[int]:
-    """Return the shards whose heads the call compares. If the call has usage, the first shard counts this usage.
+    """Return the shards whose heads the call compares. If the request is counted, the first shard counts it.
 
     A head is a string in Redis with the version of the rules. With a virtual clock a call compares no heads.
     """
     if call.virtual:
         return []
     usage = call.usage
-    if usage is None:
-        return list(dict.fromkeys(shards))
-    return list(dict.fromkeys([shard_of_usage(keyspace, usage), *shards]))
+    # A request of nobody's limits compares a head too: otherwise its process would not notice the first rule.
+    if usage is not None and (usage.counted or not shards):
+        shards = [shard_of_usage(keyspace, usage), *shards]
+    return list(dict.fromkeys(shards))
 
 
 def state_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
@@ -72,7 +73,7 @@ class Command:
         self.call = call
         #: In a cluster, the commands that are sent instead of this one, one for each shard. cluster/split.py sets them.
         self.parts: Any = None
-        program, usage = call.program, call.usage
+        program, usage = call.program, call.counted
         #: Whether the script writes although the server's memory is full.
         self.full = memory.level is Shortage.FULL if full is None else full
         #: Whether the call has a lasting limit (restored from the ledger if Redis loses its state), and this command
@@ -122,7 +123,7 @@ class Command:
     def _make(self, run: str, now: int) -> _CachedBytes:
         """Make the bytes that follow the nonce. Return the cache item: the run, the span of validity, and the bytes."""
         call = self.call
-        usage, receipt = call.usage, call.receipt
+        usage, receipt = call.counted, call.receipt
         packed = call.program.packed(now)
         start, end = packed.start, packed.end
         if self._cached[0] != run:  # the server has another run than at the last call
@@ -180,7 +181,7 @@ def _assembled(call: Call, heads: int, keys_without_state: int, slots_move: bool
     `heads` says how many heads the call compares. `keys_without_state` says how many of the call's Redis keys have no
     states of limits: these are the heads, `open` and the receipt. `full` is as in `Shape`.
     """
-    program, usage = call.program, call.usage
+    program, usage = call.program, call.counted
     packed_count = program.packed_states
 
     def position(state: int) -> int:

@@ -122,7 +122,7 @@ class Decision:
             return None
         # The receipt names the bin in which the script counted the request. A request that is not
         # counted has neither.
-        bin_start, _end = (0, 0) if call.usage is None else bin_of(self.counted_at)
+        bin_start, _end = (0, 0) if call.counted is None else bin_of(self.counted_at)
         return Receipt(
             nonce=self._nonce.decode(),
             program=self._charged(),

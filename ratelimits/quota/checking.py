@@ -23,8 +23,9 @@ from ratelimits.engine.decide import adecide_call, decide_call
 from ratelimits.engine.server import breaker, current_server, note_failure
 from ratelimits.identity import Identity
 from ratelimits.logs import bounded
-from ratelimits.quota import access, from_memory, meters, process_totals, without_decision
+from ratelimits.quota import from_memory, meters, without_decision
 from ratelimits.quota.costs import ONE_REQUEST, valid_costs
+from ratelimits.quota.counting import counting
 from ratelimits.quota.from_memory import denials
 from ratelimits.quota.prefetch import spending
 from ratelimits.quota.prefetch.permits import Fetch, PrefetchedPermits
@@ -38,7 +39,6 @@ from ratelimits.quota.prepared import (
     without_limits,
     without_version,
 )
-from ratelimits.quota.restoring import from_ledger
 from ratelimits.quota.shortage import sharing
 from ratelimits.rules import RulesUnavailable, Selection, Snapshot
 from ratelimits.signals import request_refused
@@ -60,7 +60,7 @@ def forget(**kwargs: object) -> None:
     """Forget the refusals, failures and permits that this process remembers: the tables were made anew."""
     denials.clear()
     spending.clear()
-    access.clear()
+    counting.forget()
     breaker.succeeded()
     meters.forget()
     without_decision.local.clear()
@@ -93,7 +93,7 @@ def check(
     if not conf.ENABLED:
         return PASSED
     if identity.unreadable:
-        process_totals.unreadable(identity.unreadable[0])
+        counting.add("unreadable", "", identity.unreadable[0], ONE_REQUEST)
     if observing.observers:
         started = perf_counter_ns()
         answer = _decide(identity, scope, method, costs, at_once)
@@ -171,7 +171,7 @@ async def acheck(
     if not conf.ENABLED:
         return PASSED
     if identity.unreadable:
-        process_totals.unreadable(identity.unreadable[0])
+        counting.add("unreadable", "", identity.unreadable[0], ONE_REQUEST)
     if observing.observers:
         started = perf_counter_ns()
         answer = await _adecide(identity, scope, method, costs, at_once)
@@ -270,7 +270,7 @@ def _bring_up_to_date(
     if isinstance(reason, Stale):
         rules.reload(reason.version)
     elif isinstance(reason, Lost):
-        from_ledger.restore(call, prepared, identity, snapshot)
+        counting.restore(call, prepared, identity, snapshot)
 
 
 async def _abring_up_to_date(
@@ -281,7 +281,7 @@ async def _abring_up_to_date(
     if isinstance(reason, Stale):
         await rules.areload(reason.version)
     elif isinstance(reason, Lost):
-        await from_ledger.arestore(call, prepared, identity, snapshot)
+        await counting.arestore(call, prepared, identity, snapshot)
 
 
 def _choose(
@@ -352,7 +352,7 @@ def _answer(decision: Decision, ready: PreparedCommand, cache_key: tuple[object,
     reply = decision.reply
     # `reply[1] == 1` means `decision.allowed`, and `reply[8]` is `decision.counted_at`. The properties would be slower.
     if reply[1] == 1:
-        process_totals.admitted(identity.account, costs, reply[8])
+        counting.admitted(identity.account, costs, reply[8])
         wait = decision.wait if prepared.waits else 0.0
         return _new(Answer, (True, decision, prepared, 0.0, wait, False, None))
     return from_memory.refused(decision, prepared, cache_key)
@@ -421,7 +421,7 @@ def _note_failure(error: BaseException, identity: Identity, costs: Mapping[str, 
     cause = error if policy_answers else error.__cause__
     note_failure(cause)
     if isinstance(cause, Unanswered):
-        process_totals.unanswered(identity.account_id, usage_key(identity), costs)
+        counting.add("unanswered", identity.account_id, usage_key(identity), costs)
     if not policy_answers:
         raise error
     logger.error("There is no decision, so the failure policy decides. The reason: %s", error)

@@ -14,17 +14,22 @@ from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.answers.answer import Answer
 from ratelimits.conf import conf
 from ratelimits.engine import Decision
+from ratelimits.engine.clock import clock
 from ratelimits.engine.publish import publications
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.logs import bounded
-from ratelimits.quota import access, process_totals
 from ratelimits.quota.costs import ONE_ITEM, ONE_REQUEST
+from ratelimits.quota.counting import counting
 from ratelimits.quota.prepared import Prepared, PreparedCommands, commands_by
 from ratelimits.quota.refusals.deny_cache import DenyCache, Sender, StoredRefusal
 from ratelimits.rules import AccessRow, RulesUnavailable
+from ratelimits.rules.keyed import NEVER
 
 logger = bounded(__name__)
+
+#: A block with this HTTP status tells the client when the block ends.
+_TOO_MANY = 429
 
 denials = DenyCache()
 
@@ -40,7 +45,7 @@ def _load_version(version: int) -> None:
         logger.warning("Version %s of the rules cannot be read; the current rules stay in force: %s", version, error)
 
 
-sender = Sender(denials, current_server, _load_version, access.take)
+sender = Sender(denials, current_server, _load_version, lambda: counting.refusals())
 
 
 def repeated_refusal(denied: StoredRefusal) -> Answer:
@@ -83,15 +88,18 @@ def by_row(
         return None
     if again and not commands.includes_own_edits and reread(commands):
         return by_row(commands_by(rules.current()), identity, costs, again=False)
-    if access.count(row, identity, ONE_ITEM if costs is ONE_REQUEST else tuple(costs.items())):
+    counting.by_row(row, identity, ONE_ITEM if costs is ONE_REQUEST else tuple(costs.items()))
+    if not denials.asks:
+        denials.asks = True
         sender.start()
-        process_totals.start()
     return commands.row_answers.get(row.pk) or _answer_of_row(commands, row)
 
 
 def _answer_of_row(commands: PreparedCommands, row: AccessRow) -> Answer:
     """Return the answer of a block or allow. Store the answer if it does not say when the block ends."""
-    seconds = access.seconds_left(row) if row.blocks and row.status == access.TOO_MANY else None
+    seconds = None
+    if row.blocks and row.status == _TOO_MANY and row.valid_until != NEVER:
+        seconds = max(row.valid_until - clock.now(), 1) / MICROSECONDS  # at least a microsecond
     answer = Answer(not row.blocks, retry_after=seconds if row.blocks else 0.0, access=row)
     if seconds is None:
         commands.row_answers[row.pk] = answer

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from ratelimits.algorithms.limits import Lasting
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.answers import headers
 from ratelimits.conf import conf
 from ratelimits.engine import Meter, Mode, Usage, memory, memory_watch
-from ratelimits.engine.call import Call, Op
+from ratelimits.engine.call import ANONYMOUS_KEY, Call, Op
 from ratelimits.engine.clock import clock
 from ratelimits.engine.command import Command
 from ratelimits.engine.decision import Decision, refusal_by_zero_capacity
@@ -22,6 +23,7 @@ from ratelimits.engine.program import MAX_LIMITS, Program, Term, program
 from ratelimits.engine.publish import publications
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity, kinds_in_account
+from ratelimits.quota.counting import counting
 from ratelimits.quota.prefetch.permits import Fetch, PrefetchedPermits
 from ratelimits.rules import AppliedRule, Selection, Snapshot, UnreadableRule
 from ratelimits.rules.selection import key_of
@@ -38,8 +40,6 @@ MAX_COMMANDS = 8192
 MAX_METER_COMBINATIONS = 64
 #: Maximum number of rules that a message names.
 _MAX_NAMES = 20
-#: The key under which usage without an account is counted.
-ANONYMOUS_KEY = "anonymous"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
             version=rule.version,
             since=rule.since,
             max_wait=int(rule.max_wait * MICROSECONDS),
-            lasting=rule.lasting,
+            lasting=rule.lasting if counting.counts else Lasting.NO,  # without a ledger there is nothing to restore
         )
         for rule in applied
     )
@@ -325,7 +325,7 @@ def _call(version: int | None, prepared: Prepared, shape: RequestShape) -> Call:
     identity, costs = shape.identity, tuple(shape.costs.values())
     keys = tuple([key_of(identity, kind) for kind in prepared.key_kinds])
     account = identity.account_id
-    usage = Usage(account, usage_key(identity), prepared.meters)
+    usage = Usage(account, usage_key(identity), prepared.meters, counting.counts)
     return Call(
         prepared.program,
         keys,

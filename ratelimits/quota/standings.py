@@ -23,8 +23,8 @@ from ratelimits.engine.server import UNDECIDED, current_server
 from ratelimits.identity import Identity, kinds_in_account
 from ratelimits.models.keys import key_name
 from ratelimits.quota.checking import RELOADS
+from ratelimits.quota.counting import counting
 from ratelimits.quota.prepared import Prepared, prepare
-from ratelimits.quota.restoring import from_ledger
 from ratelimits.rules import AppliedRule, ExplainedRule, RulesUnavailable, Selection, Snapshot
 from ratelimits.rules.selection import GLOBAL_KEY, key_of, plain_key
 
@@ -77,7 +77,7 @@ def run_uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared,
             rules.reload(stale.version)
             continue
         except Lost:
-            from_ledger.restore(call, prepared, identity, snapshot)
+            counting.restore(call, prepared, identity, snapshot)
             continue
         except (Unavailable, ResponseError):
             if not applied:

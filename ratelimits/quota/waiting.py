@@ -14,12 +14,12 @@ from asgiref.sync import async_to_sync
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest
 
-from ratelimits import recording
 from ratelimits.answers.answer import Answer
 from ratelimits.conf import conf
 from ratelimits.engine.clock import clock
 from ratelimits.identity import Identity
 from ratelimits.quota import checking, finishing, prepared
+from ratelimits.quota.counting import counting
 
 
 class Waiters:
@@ -67,7 +67,7 @@ def check_and_wait(
     try:
         answer = checking.check(identity, scope, method, costs, at_once=may_wait and not entered)
         if conf.RECORD_SAMPLE:
-            recording.record(identity, scope, method, costs, refused=not answer.allowed)
+            counting.record(identity, scope, method, costs, not answer.allowed)
         # An admitted request whose client has gone must not reach its view, even if it need not wait.
         if answer.wait or (answer.allowed and finishing.is_abandoned(request)):
             try:
@@ -117,7 +117,7 @@ async def acheck_and_wait(identity: Identity, scope: str, method: str, costs: Ma
     try:
         answer = await checking.acheck(identity, scope, method, costs, at_once=may_wait and not entered)
         if conf.RECORD_SAMPLE:
-            recording.record(identity, scope, method, costs, refused=not answer.allowed)
+            counting.record(identity, scope, method, costs, not answer.allowed)
         if answer.wait:
             try:
                 await clock.asleep(answer.wait)

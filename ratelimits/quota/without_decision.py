@@ -16,7 +16,9 @@ from ratelimits.answers.answer import Answer
 from ratelimits.conf import conf
 from ratelimits.engine import Decision, Mode
 from ratelimits.identity import Identity
-from ratelimits.quota import meters, process_totals
+from ratelimits.quota import meters
+from ratelimits.quota.costs import ONE_REQUEST
+from ratelimits.quota.counting import counting
 from ratelimits.quota.fallback import LocalLimiter
 from ratelimits.quota.prepared import Prepared, usage_key
 from ratelimits.rules import AppliedRule, UnreadableRule
@@ -73,13 +75,13 @@ def _answer(
 ) -> Answer:
     refused = any(rule.refuses and costs[rule.meter] > 0 for rule in unreadable)
     if refused or "deny" in policies:
-        process_totals.undecided()
+        counting.add("undecided", "", "refused", ONE_REQUEST)
         return Answer(False, prepared=prepared, retry_after=_RETRY_AFTER, unavailable=True)
     retry_after = local.charge(_local_limits(applied, identity, costs))
     if retry_after != 0:  # 0: no rule with the policy "local" refuses
         return Answer(False, prepared=prepared, retry_after=retry_after)
     if metered:
-        process_totals.unmetered(identity.account_id, usage_key(identity), costs)
+        counting.add("unmetered", identity.account_id, usage_key(identity), costs)
     return Answer(True, prepared=prepared)
 
 

@@ -1,6 +1,6 @@
 """Begin in a project that has only the throttle classes with rates in code.
 
-Such a project does not have the app in INSTALLED_APPS, so `apps.py` begins nothing, and `manage.py check` does not know
+Such a project does not have the app in INSTALLED_APPS, so the app begins nothing, and `manage.py check` does not know
 the app's settings.
 """
 

@@ -29,7 +29,7 @@ from ratelimits.models.ledger.gaps import DurabilityGap, GapKind, ProcessTotal
 from ratelimits.usage.gaps import note_changes
 
 if TYPE_CHECKING:
-    from ratelimits.quota.process_totals import Totals
+    from ratelimits.quota.usage.process_totals import Totals
 
 #: How many rows one statement writes.
 _ROWS_PER_STATEMENT = 1000

@@ -22,7 +22,8 @@ from ratelimits.identity import Identity
 from ratelimits.models import Access, Account, Alert, KeyOverride, KeyReset, KeyTotal, Plan, ProcessTotal
 from ratelimits.models.keys import key_name
 from ratelimits.models.status.totals import DAY, QUARTER, SUMS, newest_days
-from ratelimits.quota import access, checking, from_memory, process_totals
+from ratelimits.quota import checking, from_memory
+from ratelimits.quota.usage import access, process_totals
 from tests.support.entry_points import Clock, away, begin_afresh
 from tests.support.rows import rule
 

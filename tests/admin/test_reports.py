@@ -17,7 +17,7 @@ from ratelimits import moments
 from ratelimits.admin.reports import overview
 from ratelimits.admin.reports import page as pages
 from ratelimits.models import Account, Adjustment, Line, Report, ReportLine
-from ratelimits.quota.process_totals import TotalKey
+from ratelimits.quota.usage.process_totals import TotalKey
 from ratelimits.reports.exports import DOWNLOADS
 from ratelimits.usage import process_totals
 from tests.admin.test_usage import text, url

@@ -24,8 +24,8 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from ratelimits.decorators import limited
-from ratelimits.quota import process_totals
 from ratelimits.quota.costs import MAX_METERS
+from ratelimits.quota.usage import process_totals
 from ratelimits.throttling import QuotaThrottle
 from ratelimits.unknown_names import named_by_views
 from tests.support.entry_points import begin_afresh, counted

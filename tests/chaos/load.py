@@ -21,9 +21,9 @@ from typing import NamedTuple
 from django.db import connections
 
 from ratelimits.answers.answer import Answer
+from ratelimits.engine.call import ANONYMOUS_KEY
 from ratelimits.identity import Identity
 from ratelimits.quota import checking
-from ratelimits.quota.prepared import ANONYMOUS_KEY
 from tests.support.eventually import PATIENCE, until
 from tests.support.forked import Forked
 

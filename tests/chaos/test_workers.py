@@ -24,7 +24,7 @@ from django.utils import timezone
 from ratelimits.conf import conf
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.models import TaskRun
-from ratelimits.quota import process_totals
+from ratelimits.quota.usage import process_totals
 from ratelimits.status.fact import Level
 from ratelimits.status.facts import facts
 from tests.chaos.compared import row_of

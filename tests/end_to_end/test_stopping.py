@@ -193,7 +193,8 @@ def test_a_celery_worker_that_stops_has_declared_what_its_tasks_did_unmetered(
 HOLDS_PERMITS = """
 import sys, time, django
 django.setup()
-from ratelimits.quota import checking as quota, process_totals
+from ratelimits.quota import checking as quota
+from ratelimits.quota.usage import process_totals
 from ratelimits.identity import Identity
 for user in range(50):
     for _ in range(2):

@@ -14,7 +14,9 @@ from redis.exceptions import ResponseError
 
 from ratelimits.algorithms.limits import ALGORITHMS, Mode
 from ratelimits.engine import ANY, AlreadySettled, Decision, Limit, Meter, Stale, peek, refund, release, reset, settle
-from ratelimits.engine.call import Call, Receipt
+from ratelimits.engine.call import Call, Receipt, Usage
+from ratelimits.engine.cluster.split import parts, slot_of
+from ratelimits.engine.command import Command
 from ratelimits.engine.decide import decide_call as steps
 from ratelimits.engine.decide import receipt_call
 from ratelimits.engine.keys import shard_of
@@ -392,6 +394,47 @@ class TestVersions:
             redis_client.set(head, garbage)
             publish_version(6)
             assert version_of(redis_client, "user:1") == 6
+
+
+class TestUncounted:
+    """A request that is not counted has a usage all the same: it names its meters, and the shard that is asked."""
+
+    @pytest.fixture(params=["acme", ""])
+    def uncounted(self, request: pytest.FixtureRequest) -> Usage:
+        return usage("requests", "tokens", account=request.param, key="user:1")._replace(counted=False)
+
+    def test_it_is_charged_and_refunded_and_no_batch_is_opened(self, uncounted: Usage, redis_client: RawRedis) -> None:
+        term = Term(limit(capacity=500).algorithm, "tokens", 0, 1)
+        call = Call(program((term,)), ("ip:192.0.2.1",), (1, 250), uncounted.account, uncounted, now=NOW)
+        decisions = [steps(current_server(), call) for _ in range(3)]
+        assert [decision.remaining for decision in decisions] == [250, 0, 0]
+        receipt = decisions[0].receipt
+        assert receipt is not None
+        assert (receipt.bin, receipt.usage) == (0, uncounted)
+        assert settle(receipt, (1, 200)).remaining == 50
+        with pytest.raises(AlreadySettled):
+            refund(receipt)
+        assert redis_client.keys("*}:open") == []
+
+    def test_without_limits_it_is_told_of_newer_rules_and_refunded_once(self, uncounted: Usage) -> None:
+        call = Call(program(()), (), (1, 250), uncounted.account, uncounted, version=3, now=NOW)
+        receipt = steps(current_server(), call).receipt
+        assert receipt is not None
+        assert refund(receipt).allowed
+        with pytest.raises(AlreadySettled):
+            refund(receipt)
+        publish_version(4)
+        with pytest.raises(Stale):
+            steps(current_server(), call)
+
+    def test_a_cluster_is_asked_where_its_limits_are_or_else_once(self, uncounted: Usage) -> None:
+        limits = program((Term(limit().algorithm, "burst", 0, 0),))
+        key = "ip:192.0.2.1"
+        with_limits = Call(limits, (key,), (1, 250), uncounted.account, uncounted)
+        without = with_limits._replace(program=program(()), keys=())
+        home_shard = shard_of(f"account:{uncounted.account}" if uncounted.account else "user:1", KEYS.shards)
+        for call, shard in ((with_limits, shard_of(key, KEYS.shards)), (without, home_shard)):
+            assert [part.slot for part in parts(Command(KEYS, call))] == [slot_of(KEYS, shard)]
 
 
 class TestRuns:

@@ -29,7 +29,7 @@ from ratelimits.models import (
     Upload,
 )
 from ratelimits.models.ledger import moment
-from ratelimits.quota.process_totals import TotalKey
+from ratelimits.quota.usage.process_totals import TotalKey
 from ratelimits.reports.verify.manifest import build, parse
 from ratelimits.usage import process_totals
 from ratelimits.usage.retention.compact import compact

@@ -34,8 +34,9 @@ from ratelimits.identity import Identity, NotAName, aidentify, identify, name_of
 from ratelimits.models import Access
 from ratelimits.models.keys import key_name
 from ratelimits.outbound import WaitTooLong, permits
-from ratelimits.quota import checking, process_totals
+from ratelimits.quota import checking
 from ratelimits.quota.operating import reset
+from ratelimits.quota.usage import process_totals
 from ratelimits.status.fact import Fact, Level
 from ratelimits.status.facts import facts
 from ratelimits.throttling import QuotaThrottle

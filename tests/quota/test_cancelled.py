@@ -18,7 +18,8 @@ import redis
 from ratelimits.engine import adecide
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
-from ratelimits.quota import checking, process_totals
+from ratelimits.quota import checking
+from ratelimits.quota.usage import process_totals
 from ratelimits.quota.waiting import acheck_and_wait
 from tests.support.engine.asking import everything, limit
 from tests.support.engine.memory import NEAR, looking_by_hand, notice

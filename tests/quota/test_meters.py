@@ -14,9 +14,10 @@ from ratelimits.engine import command
 from ratelimits.identity import Identity
 from ratelimits.models import Access, Plan, PlanInclusion, PlanPrice, Rule
 from ratelimits.outbound import permits
-from ratelimits.quota import access, checking, from_memory, meters, prepared, process_totals
+from ratelimits.quota import checking, from_memory, meters, prepared
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.meters import MAX_FURTHER
+from ratelimits.quota.usage import access, process_totals
 from ratelimits.rules import RulesUnavailable
 from tests.support.entry_points import Clock, begin_afresh, counted
 from tests.support.raw import RawRedis

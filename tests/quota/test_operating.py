@@ -18,8 +18,9 @@ from ratelimits.identity import Identity
 from ratelimits.models import Access, Account, KeyOverride, KeyReset, KeyTotal, Plan
 from ratelimits.models.keys import key_name
 from ratelimits.models.status.totals import DAY, SUMS, newest_days
-from ratelimits.quota import access, checking, from_memory
+from ratelimits.quota import checking, from_memory
 from ratelimits.quota.operating import NothingDoneError, identity_of, reset
+from ratelimits.quota.usage import access
 from ratelimits.rules.grants import grant, planned
 from tests.support.entry_points import Clock, away, begin_afresh
 from tests.support.rows import rule

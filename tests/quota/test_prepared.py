@@ -21,9 +21,10 @@ from ratelimits.engine.server import current_server
 from ratelimits.engine.spent import CountSpent
 from ratelimits.identity import Identity
 from ratelimits.models import KeyOverride, Rule
-from ratelimits.quota import checking, from_memory, prepared, process_totals, receipts
+from ratelimits.quota import checking, from_memory, prepared, receipts
 from ratelimits.quota.prefetch import spending
 from ratelimits.quota.prefetch.permits import Fetch, PrefetchedPermits
+from ratelimits.quota.usage import process_totals
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.support.entry_points import Clock, away, begin_afresh, counted
 from tests.support.rows import rule

@@ -20,7 +20,7 @@ from pytest_django import DjangoDbBlocker
 
 from ratelimits.conf import DEFAULTS
 from ratelimits.models import ConfigVersion, GapKind, ShardState
-from ratelimits.quota.process_totals import TotalKey
+from ratelimits.quota.usage.process_totals import TotalKey
 from ratelimits.reports.closing.close import home_shard
 from ratelimits.usage import process_totals
 from ratelimits.usage.drain import drain

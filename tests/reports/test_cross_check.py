@@ -4,7 +4,8 @@ import pytest
 
 from ratelimits.models import Report
 from ratelimits.models.accounts.named import named_now
-from ratelimits.quota.process_totals import Kind, TotalKey
+from ratelimits.quota.counting import Kind
+from ratelimits.quota.usage.process_totals import TotalKey
 from ratelimits.reports.cross_check import Comparison, compare
 from ratelimits.reports.exports import FORMATS
 from ratelimits.reports.statements import statement

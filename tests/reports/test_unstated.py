@@ -12,7 +12,7 @@ from django.core.management import call_command
 from django.test import Client
 from django.urls import reverse
 
-from ratelimits.quota.process_totals import TotalKey
+from ratelimits.quota.usage.process_totals import TotalKey
 from ratelimits.reports.statements.unstated import unstated
 from ratelimits.usage.process_totals import write
 from tests.support.usage.traffic import NOON, flow, use

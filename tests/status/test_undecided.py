@@ -12,8 +12,8 @@ import redis
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.identity import Identity
 from ratelimits.models import ProcessTotal
-from ratelimits.quota import process_totals
 from ratelimits.quota.checking import check
+from ratelimits.quota.usage import process_totals
 from ratelimits.status.fact import Fact, Level
 from ratelimits.status.facts import facts
 from ratelimits.usage.process_totals import write

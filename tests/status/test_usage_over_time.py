@@ -9,7 +9,7 @@ from django.test.utils import CaptureQueriesContext
 
 from ratelimits.models import KeyTotal, RuleTotal
 from ratelimits.models.status.totals import DAY, FIVE_DAYS, HOUR, QUARTER, SIX_HOURS
-from ratelimits.quota.process_totals import TotalKey
+from ratelimits.quota.usage.process_totals import TotalKey
 from ratelimits.status.usage_over_time import TOP, Entry, Window, last_day, last_month, usage_over_time
 from ratelimits.usage import process_totals
 from tests.support.rows import rule

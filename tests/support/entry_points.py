@@ -13,9 +13,10 @@ from django.db.backends.utils import CursorWrapper
 from ratelimits import rules
 from ratelimits.conf import DEFAULTS
 from ratelimits.engine.server import breaker
-from ratelimits.quota import from_memory, process_totals, without_decision
+from ratelimits.quota import from_memory, without_decision
 from ratelimits.quota.fallback import LocalLimiter
 from ratelimits.quota.prefetch import spending
+from ratelimits.quota.usage import process_totals
 from tests.support.raw import RawRedis
 
 

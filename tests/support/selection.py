@@ -64,7 +64,7 @@ SLOW = (
     "outbound/test_celery.py",
     "outbound/test_processes.py",
     "push/test_push.py",
-    "quota/restoring/test_from_ledger.py",
+    "quota/usage/test_from_ledger.py",
     "reference/test_properties.py",
     "reports/closing/test_any_terms.py",
     "reports/closing/test_close.py",

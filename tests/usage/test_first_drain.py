@@ -10,7 +10,7 @@ from django.db import OperationalError, connection
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.models import DurabilityGap, Line, ProcessTotal, ShardState
 from ratelimits.models.accounts.named import named_now
-from ratelimits.quota import process_totals
+from ratelimits.quota.usage import process_totals
 from ratelimits.reports.closing.close import home_shard
 from ratelimits.reports.gaps import Gaps
 from ratelimits.reports.periods import SECOND

@@ -10,7 +10,7 @@ from django.test import RequestFactory
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import identify, name_of
 from ratelimits.models import DurabilityGap, Line, ProcessTotal, QuarantinedBatch, ShardState
-from ratelimits.quota.process_totals import TotalKey
+from ratelimits.quota.usage.process_totals import TotalKey
 from ratelimits.reports.rows import report_id
 from ratelimits.usage import process_totals
 from ratelimits.usage.apply import BatchOutcome, quarantine

@@ -15,8 +15,8 @@ from django.test import override_settings
 
 from ratelimits.models import DurabilityGap, ProcessTotal
 from ratelimits.models.accounts.named import named_now
-from ratelimits.quota import process_totals
-from ratelimits.quota.process_totals import TotalKey
+from ratelimits.quota.usage import process_totals
+from ratelimits.quota.usage.process_totals import TotalKey
 from ratelimits.reports.cross_check import Comparison, compare
 from ratelimits.reports.statements import rows, statements
 from ratelimits.usage import process_totals as totals

@@ -99,13 +99,15 @@ def _split(keyspace: Keyspace, call: Call) -> list[ShardPart]:
     shards = [shard(keyspace, key, call.account, call.in_account) for key in call.keys]
     order = list(dict.fromkeys(shards[term.key] for term in terms))
     # The shard that counts the request comes last, even if it has no limit of the call. If the call is not counted, the
-    # account's shard comes last, but only if it has a limit.
+    # account's shard comes last, but only if it has a limit. If no shard has one, the shard of the request is asked.
+    usage = call.usage
     last_shard: int | None = None
-    if call.usage is not None:
-        last_shard = shard_of_usage(keyspace, call.usage)
+    if usage is not None:
+        last_shard = shard_of_usage(keyspace, usage)
     elif call.account:
         last_shard = account_shard(call.account, keyspace.shards)
-    if last_shard is not None and (last_shard in order or call.usage is not None):
+    is_asked = usage is not None and (usage.counted or not order)
+    if last_shard is not None and (last_shard in order or is_asked):
         order = [*(shard_id for shard_id in order if shard_id != last_shard), last_shard]
     shard_parts = []
     for shard_id in order:
@@ -117,7 +119,7 @@ def _split(keyspace: Keyspace, call: Call) -> list[ShardPart]:
         part_call = call._replace(
             program=program(tuple(replace(terms[i], key=keys.index(terms[i].key)) for i in limits)),
             keys=tuple(call.keys[key] for key in keys),
-            usage=call.usage if shard_id == last_shard else None,
+            usage=usage if shard_id == last_shard else None,
             receipt=receipt,
         )
         shard_parts.append(ShardPart(slot_of(keyspace, shard_id), limits, keys, Command(keyspace, part_call)))
@@ -295,7 +297,7 @@ def _peek(whole_command: Command, replies: Replies, refusing_position: int) -> G
 
 def _count_denied(whole_command: Command, reply: Reply) -> Generator[Sent, bytes, None]:
     """Yield the command with which the last shard counts a refusal by an earlier shard."""
-    call, usage = whole_command.call, whole_command.call.usage
+    call, usage = whole_command.call, whole_command.call.counted
     if usage is not None and reply[0] == DECIDED and call.counts_refusal:
         term = call.program.terms[reply[2] - 1]  # the binding limit
         counted = RefusalCount(usage, call.costs[: len(usage.meters)], term.rule, term.version, requests=1)
@@ -304,7 +306,7 @@ def _count_denied(whole_command: Command, reply: Reply) -> Generator[Sent, bytes
 
 def _count_shadowed(whole_command: Command, reply: Reply) -> Generator[Sent, bytes, None]:
     """Yield the command that counts an admitted request if shadow rules in other shards would have refused it."""
-    call, usage = whole_command.call, whole_command.call.usage
+    call, usage = whole_command.call, whole_command.call.counted
     if usage is None:
         return
     counted = []

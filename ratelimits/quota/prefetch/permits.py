@@ -176,7 +176,8 @@ class PrefetchedPermits:
     goes back.
 
     Only one prefetch can be spent at a time, and only after Redis has counted all requests of earlier prefetches. So
-    the number of requests that are not counted is always below `maximum`.
+    the number of requests that are not counted is always below `maximum`. If requests are not counted at all, the
+    prefetch can be spent at once.
     """
 
     def __init__(
@@ -283,7 +284,10 @@ class PrefetchedPermits:
             # If there is another prefetch to spend, nobody spends this one, and its permits are given back.
             if self._current is None and self._new is None:
                 prefetch.until = fetch.asked + min(self._seconds, self._seconds_left(decision))
-                self._new = prefetch
+                if self.call.counted is None:
+                    self._current = prefetch  # Its requests are not counted, so Redis need not record it.
+                else:
+                    self._new = prefetch
         return PrefetchedDecision(prefetch, fetch.size - 1), prefetch
 
     def _seconds_left(self, decision: Decision) -> float:

@@ -1,7 +1,8 @@
 """Count the requests that spent prefetched permits, and give back permits that were not spent in time.
 
 Redis gets the counts of these requests with the next fetch, and at least every second. A process that is killed does
-not send the counts of its last requests. The drain declares these requests as a gap (usage/process_totals.py).
+not send the counts of its last requests. The drain declares these requests as a gap (usage/process_totals.py). If usage
+is not counted, there is nothing to send: the permits are only given back.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ratelimits.engine.spent import MAX_COUNTERS, CountSpent, shard_of_receipt
 from ratelimits.engine.transport.breaker import NodeUnavailable
 from ratelimits.engine.transport.connection import NotSent, Unavailable
 from ratelimits.logs import bounded
-from ratelimits.quota import process_totals
+from ratelimits.quota.counting import Kind, counting
 from ratelimits.quota.prefetch import permits as prefetched
 from ratelimits.quota.prefetch.permits import Prefetch, PrefetchedPermits, UnsentCounts
 
@@ -115,7 +116,7 @@ def _end(unsent: Sequence[UnsentCounts], found: Sequence[int]) -> None:
             _add_to_totals("unreported", prefetch, requests)
 
 
-def _add_to_totals(kind: process_totals.Kind, prefetch: Prefetch, requests: int) -> None:
+def _add_to_totals(kind: Kind, prefetch: Prefetch, requests: int) -> None:
     """Add requests that spent permits of this prefetch to the process totals."""
     receipt = prefetch.receipt
     if requests == 0 or receipt.usage is None:
@@ -124,8 +125,7 @@ def _add_to_totals(kind: process_totals.Kind, prefetch: Prefetch, requests: int)
     # The first costs of the receipt are the costs of one request.
     costs = {meter.name: cost for meter, cost in zip(usage.meters, receipt.costs, strict=False)}
     key = usage.key if kind == "unreported" else ""
-    process_totals.add(kind, usage.account, key, costs, requests, receipt.bin)
-    process_totals.start(at_once=kind == "unreported")
+    counting.add(kind, usage.account, key, costs, requests, receipt.bin)
 
 
 def send_and_give_back(*, everything: bool = False) -> None:

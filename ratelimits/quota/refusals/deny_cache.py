@@ -4,8 +4,10 @@ A refusal is repeated until its retry_after has passed, but for at most DENY_CAC
 refund takes effect after DENY_CACHE_SECONDS at the latest.
 
 Redis is not asked about requests that get a repeated refusal, or that a limit with capacity 0 refuses. So this module
-counts these requests, and sends the counts to Redis every second and when the process ends. Everything that waits here
-is bounded (see also counts.py).
+counts these requests, and sends the counts to Redis every second and when the process ends. The reply contains the
+version of the rules in force. So a process that never asks Redis for a decision also learns of an edit. If there were
+such requests, but none of them is counted as usage, only the version is asked for. Everything that waits here is
+bounded (see also counts.py).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from redis.exceptions import ResponseError
@@ -27,7 +29,7 @@ from ratelimits.engine.server import Server
 from ratelimits.engine.transport.breaker import NodeUnavailable
 from ratelimits.engine.transport.connection import NotSent, Unavailable
 from ratelimits.logs import bounded
-from ratelimits.quota.refusals.counts import RefusalCounts, declare
+from ratelimits.quota.refusals.counts import QUESTION, RefusalCounts, declare
 
 logger = bounded(__name__)
 
@@ -84,6 +86,8 @@ class DenyCache:
         self._waiting = RefusalCounts()
         #: The refusals that `count` was called with, one item for each call.
         self._decided: deque[Decision] = deque()
+        #: Whether Redis is asked for the version of the rules at the next sending, even if there is nothing to count.
+        self.asks = False
 
     def count(self, decision: Decision) -> None:
         """Count a refusal that was decided without Redis. Call this for each refused request."""
@@ -158,10 +162,9 @@ class DenyCache:
         for denied in (*self._ended, *self.refusals.values()):
             counts[denied.decision] += denied.take_count()
         self._ended = [denied for denied in self._ended if denied.until > forget_before]
-        refused = [(decision, count, decision.call.usage) for decision, count in counts.items()]
-        return [
-            _refusal_count(decision, usage, count) for decision, count, usage in refused if count and usage is not None
-        ]
+        refused = [(decision, count, decision.call.counted) for decision, count in counts.items() if count]
+        self.asks = self.asks or bool(refused)
+        return [_refusal_count(decision, usage, count) for decision, count, usage in refused if usage is not None]
 
     def put_back(self, unsent: list[RefusalCount]) -> None:
         """Store counts that were not sent. The next `take` returns them. Declare those that there is no room for."""
@@ -177,6 +180,7 @@ class DenyCache:
         self._ended.clear()
         self._waiting.clear()
         self._decided.clear()
+        self.asks = False
 
 
 def _refusal_count(decision: Decision, usage: Usage, requests: int) -> RefusalCount:
@@ -237,7 +241,7 @@ class Sender:
         cache: DenyCache,
         server: Callable[[], Server],
         on_version: Callable[[int], object] | None = None,
-        more: Callable[[], list[RefusalCount]] = list,
+        more: Callable[[], Sequence[RefusalCount]] = list,
     ) -> None:
         self._cache = cache
         self._more = more
@@ -249,13 +253,16 @@ class Sender:
         os.register_at_fork(after_in_child=cache.clear)
 
     def _send(self) -> None:
-        counted = self._cache.take() + self._more()
+        counted = [*self._cache.take(), *self._more()]
+        if self._cache.asks:
+            self._cache.asks = False
+            counted = counted or [QUESTION]
         if counted:
             self._cache.put_back(send(self._server(), counted, self._on_version))
 
     def _send_last(self) -> None:
         # The process ends, so it does not need newer rules.
-        counted = self._cache.take() + self._more()
+        counted = [*self._cache.take(), *self._more()]
         unsent = send(self._server(), counted) if counted else []
         if unsent:
             logger.error(

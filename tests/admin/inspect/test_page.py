@@ -35,7 +35,8 @@ from ratelimits.models import (
 )
 from ratelimits.models.keys import key_name
 from ratelimits.models.status.totals import DAY, QUARTER
-from ratelimits.quota import access, checking
+from ratelimits.quota import checking
+from ratelimits.quota.usage import access
 from tests.support.engine.proxy import Proxy
 from tests.support.entry_points import Clock, away, begin_afresh, short_timeout
 from tests.support.rows import rule, unsaved

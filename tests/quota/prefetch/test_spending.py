@@ -23,9 +23,10 @@ from ratelimits.engine.server import current_server
 from ratelimits.engine.spent import MAX_COUNTERS, CountSpent, Spent, uncounted
 from ratelimits.identity import Identity
 from ratelimits.models import DurabilityGap, Line, ProcessTotal, Rule
-from ratelimits.quota import checking, prepared, process_totals
+from ratelimits.quota import checking, prepared
 from ratelimits.quota.prefetch import permits, spending
 from ratelimits.quota.prefetch.permits import PrefetchedPermits
+from ratelimits.quota.usage import process_totals
 from ratelimits.reports.gaps import describe
 from ratelimits.usage import process_totals as declaring
 from ratelimits.usage.drain import drain

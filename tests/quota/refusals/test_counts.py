@@ -9,7 +9,8 @@ import pytest
 from ratelimits.embedded import free_port
 from ratelimits.identity import Identity
 from ratelimits.models import Access, DurabilityGap
-from ratelimits.quota import access, checking, from_memory, process_totals
+from ratelimits.quota import checking, from_memory
+from ratelimits.quota.usage import access, process_totals
 from ratelimits.reports.gaps import describe
 from ratelimits.usage.process_totals import write as write_totals
 from tests.support.engine.proxy import Proxy

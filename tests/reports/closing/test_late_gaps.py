@@ -12,7 +12,7 @@ from django.db.models import QuerySet
 
 from ratelimits.models import Account, Batch, DurabilityGap, GapChange, GapKind, Report, ReportLine
 from ratelimits.models.accounts.named import named_now
-from ratelimits.quota.process_totals import TotalKey
+from ratelimits.quota.usage.process_totals import TotalKey
 from ratelimits.reports.closing.close import home_shard
 from ratelimits.reports.closing.late_gaps import LateGaps
 from ratelimits.reports.statements import version_rows

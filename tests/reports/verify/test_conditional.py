@@ -20,7 +20,7 @@ from ratelimits.models import Account, ArchivedRange, Batch, FrozenPeriod, Proce
 from ratelimits.models.ledger import moment
 from ratelimits.push.deliveries import plan
 from ratelimits.push.receivers import receiver
-from ratelimits.quota.process_totals import TotalKey
+from ratelimits.quota.usage.process_totals import TotalKey
 from ratelimits.reports.verify.manifest import build, compare, parse
 from ratelimits.usage import gaps, process_totals
 from ratelimits.usage.drain import drain

@@ -14,7 +14,7 @@ from django.core.management import CommandError, call_command
 from django.test import override_settings
 
 from ratelimits.models import Account, DurabilityGap, GapKind, ProcessTotal, Report, ReportLine
-from ratelimits.quota.process_totals import TotalKey
+from ratelimits.quota.usage.process_totals import TotalKey
 from ratelimits.reports.verify.manifest import ManifestError, build, compare, parse
 from ratelimits.reports.verify.manifest_history import history
 from ratelimits.usage import process_totals

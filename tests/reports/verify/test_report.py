@@ -19,7 +19,7 @@ from pytest_django import DjangoAssertNumQueries
 from ratelimits import moments
 from ratelimits.models import ArchivedRange, Batch, ChainMark, Line, ProcessTotal, Report, ReportLine, ShardState
 from ratelimits.models.ledger import COUNTERS, SUBJECT
-from ratelimits.quota.process_totals import TotalKey
+from ratelimits.quota.usage.process_totals import TotalKey
 from ratelimits.reports.statements import rows, statements
 from ratelimits.reports.verify.report import verify_report
 from ratelimits.signatures import sign

@@ -48,7 +48,7 @@ from ratelimits.models import (
 from ratelimits.models.ledger import moment
 from ratelimits.push.deliveries import plan, send
 from ratelimits.push.receivers import receiver
-from ratelimits.quota.process_totals import TotalKey
+from ratelimits.quota.usage.process_totals import TotalKey
 from ratelimits.reports.verify.manifest import build, parse
 from ratelimits.usage import process_totals
 from ratelimits.usage.gaps import declare

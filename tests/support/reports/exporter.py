@@ -34,7 +34,7 @@ def use(names: Sequence[str] = ACCOUNTS, keys: Sequence[str] = KEYS) -> None:
     from ratelimits import engine
     from ratelimits.models import Adjustment, Customer, DurabilityGap, Name, Report
     from ratelimits.models.keys import key_shard
-    from ratelimits.quota.process_totals import TotalKey
+    from ratelimits.quota.usage.process_totals import TotalKey
     from ratelimits.usage import process_totals
     from tests.support.reports.edits import change, plan
     from tests.support.reports.invoices import account, close, spend

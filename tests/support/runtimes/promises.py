@@ -214,7 +214,7 @@ def many_rules_limit(client: Client, controls: Controls, server: EmbeddedServer)
 
 def process_totals_are_written(client: Client, controls: Controls, server: EmbeddedServer) -> None:
     from ratelimits.models import ProcessTotal
-    from ratelimits.quota import process_totals
+    from ratelimits.quota.usage import process_totals
 
     assert client.get("/plain/").status_code == 200
     own = ProcessTotal.objects.filter(process=process_totals.process(), kind="admitted")
@@ -223,7 +223,7 @@ def process_totals_are_written(client: Client, controls: Controls, server: Embed
 
 def the_first_requests_after_an_outage_are_decided(client: Client, controls: Controls, server: EmbeddedServer) -> None:
     from ratelimits.models import ProcessTotal
-    from ratelimits.quota import process_totals
+    from ratelimits.quota.usage import process_totals
 
     _window("back", capacity=10)
     assert client.get("/back/").status_code == 200

@@ -3,9 +3,8 @@
 Blocks and allows are rows that people edit. A block refuses the requests of a key or network. An allow exempts them
 from all rules. Both are applied before any rule, without asking Redis.
 
-Once a second the number of blocked requests is sent to Redis, which counts them as denied. The reply contains the
-version of the rules in force. So a process that never asks Redis for a decision also learns of an edit. The process
-totals count the requests of each block and each allow too.
+Once a second the number of blocked requests is sent to Redis, which counts them as denied. The process totals count the
+requests of each block and each allow too.
 """
 
 from __future__ import annotations
@@ -14,26 +13,17 @@ import os
 import threading
 from collections import Counter
 
-from ratelimits.algorithms.parsing import MICROSECONDS
-from ratelimits.engine.call import Meter, Usage
-from ratelimits.engine.clock import clock
+from ratelimits.engine.call import ANONYMOUS_KEY, Meter, Usage
 from ratelimits.engine.counting import RefusalCount
 from ratelimits.identity import Identity
 from ratelimits.models.keys import key_name
-from ratelimits.quota import process_totals
-from ratelimits.quota.prepared import ANONYMOUS_KEY
+from ratelimits.quota.usage import process_totals
 from ratelimits.rules import AccessRow
-from ratelimits.rules.keyed import NEVER
 
 #: Maximum length of `_decided`. When this length is reached, its items are added to the counters.
 _MAX_DECIDED = 10_000
 #: Maximum number of subjects of each counter. Clients can choose costs, so there can be many subjects.
 MAX_SUBJECTS = 10_000
-#: A block with this HTTP status tells the client when the block ends.
-TOO_MANY = 429
-#: The account, key and costs that stand for all exempted requests in `take`. These requests are not counted as denied.
-_EXEMPTED: tuple[None, None, tuple[()]] = None, None, ()
-
 
 Costs = tuple[tuple[str, int], ...]
 #: Requests with the same subject have one counter. The items are: the row's target (a key or network); whether the row
@@ -48,26 +38,16 @@ _unsent: Counter[_Subject] = Counter()
 _untotalled: Counter[_Subject] = Counter()
 
 
-def count(row: AccessRow, identity: Identity, costs: Costs) -> bool:
-    """Count a request that a block refused or an allow exempted.
-
-    Return True if no other request waits to be added to the counters. The caller then starts the threads that read the
-    counters.
-    """
+def count(row: AccessRow, identity: Identity, costs: Costs) -> None:
+    """Count a request that a block refused or an allow exempted."""
     account = identity.account
     # Appending needs no lock.
     _decided.append((row.target, row.blocks, account, identity.api_key or identity.user, costs))
     length = len(_decided)
     if length >= _MAX_DECIDED:
         _add_up()
-    return length == 1
-
-
-def seconds_left(row: AccessRow) -> float | None:
-    """Return the seconds until a block ends, at least a microsecond; None if the block has no end."""
-    if row.valid_until == NEVER:
-        return None
-    return max(row.valid_until - clock.now(), 1) / MICROSECONDS
+    if length == 1:  # no other request waits to be added to the counters
+        process_totals.start()
 
 
 def _add_up() -> None:
@@ -85,7 +65,6 @@ def _add_up() -> None:
         if blocked:
             owner, counted_key = (account or "").removeprefix("account:"), (key if account else None) or ANONYMOUS_KEY
             process_totals.add("uncounted", owner, counted_key, dict(costs), requests)
-            process_totals.start(at_once=True)
     if len(_untotalled) >= MAX_SUBJECTS:
         _total()
 
@@ -93,8 +72,7 @@ def _add_up() -> None:
 def take() -> list[RefusalCount]:
     """Return the counts of the requests that were blocked since the last call. The caller sends these counts to Redis.
 
-    If there were only exempted requests, return one count without costs. The caller sends this count too, because the
-    reply of Redis contains the version of the rules.
+    Exempted requests are not counted as denied.
     """
     _add_up()
     with _lock:
@@ -105,10 +83,6 @@ def take() -> list[RefusalCount]:
         if blocked:
             # Usage without an account is counted under one key for all callers.
             refused[account, key if account else None, costs] += requests
-        else:
-            refused[_EXEMPTED] += requests
-    if len(refused) > 1:  # the reply to the other counts contains the version, too
-        refused.pop(_EXEMPTED, None)
     return [_refusal_count(account, key, costs, requests) for (account, key, costs), requests in refused.items()]
 
 

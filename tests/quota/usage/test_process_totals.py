@@ -14,8 +14,8 @@ import pytest
 from django.db import connection
 
 from ratelimits.models import ProcessTotal
-from ratelimits.quota import process_totals
-from ratelimits.quota.process_totals import TotalKey
+from ratelimits.quota.usage import process_totals
+from ratelimits.quota.usage.process_totals import TotalKey
 from tests.support import forked
 from tests.support.servers import TestServers
 
@@ -33,10 +33,10 @@ def start() -> int:
 
 def test_totals_are_requests_and_units_by_place_and_only_grow() -> None:
     bin_start = start()
-    process_totals.unmetered("acme", "api_key:1", {"requests": 1, "tokens": 250})
-    process_totals.unmetered("acme", "api_key:1", {"requests": 1, "tokens": 50})
-    process_totals.unanswered("acme", "api_key:1", {"requests": 1})
-    process_totals.unmetered("", "anonymous", {"requests": 3})
+    process_totals.add("unmetered", "acme", "api_key:1", {"requests": 1, "tokens": 250})
+    process_totals.add("unmetered", "acme", "api_key:1", {"requests": 1, "tokens": 50})
+    process_totals.add("unanswered", "acme", "api_key:1", {"requests": 1})
+    process_totals.add("unmetered", "", "anonymous", {"requests": 3})
     assert process_totals.totals() == {
         TotalKey("unmetered", "acme", "api_key:1", "requests", bin_start): (2, 2),
         TotalKey("unmetered", "acme", "api_key:1", "tokens", bin_start): (2, 300),
@@ -49,14 +49,14 @@ def test_totals_are_requests_and_units_by_place_and_only_grow() -> None:
 def test_a_total_is_of_a_quarter_of_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     for moment in (899.9, 900.0, 1799.9):
         monkeypatch.setattr(time, "time", lambda moment=moment: moment)
-        process_totals.unanswered("acme", "user:1", {"requests": 1})
+        process_totals.add("unanswered", "acme", "user:1", {"requests": 1})
     assert {place.bin: counts for place, counts in process_totals.totals().items()} == {0: (1, 1), 900: (2, 2)}
 
 
 def test_threads_lose_nothing() -> None:
     def work() -> None:
         for _ in range(500):
-            process_totals.unmetered("acme", "user:1", {"requests": 1})
+            process_totals.add("unmetered", "acme", "user:1", {"requests": 1})
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
@@ -84,12 +84,12 @@ def in_a_child(work: Any) -> str:
 
 
 def test_a_forked_child_is_another_process_with_totals_of_its_own() -> None:
-    process_totals.unmetered("acme", "user:1", {"requests": 1})
+    process_totals.add("unmetered", "acme", "user:1", {"requests": 1})
     mine = process_totals.process()
 
     def work() -> str:
         before = len(process_totals.totals())
-        process_totals.unmetered("acme", "user:1", {"requests": 1})
+        process_totals.add("unmetered", "acme", "user:1", {"requests": 1})
         return f"{process_totals.process()} {before} {len(process_totals.totals())}"
 
     theirs, before, after = in_a_child(work).split()
@@ -111,7 +111,9 @@ def test_a_child_forked_while_another_thread_counts_can_count() -> None:
     try:
 
         def work() -> int:
-            counting = threading.Thread(target=process_totals.unmetered, args=("a", "k", {"requests": 1}), daemon=True)
+            counting = threading.Thread(
+                target=process_totals.add, args=("unmetered", "a", "k", {"requests": 1}), daemon=True
+            )
             counting.start()
             counting.join(5)
             return int(counting.is_alive())
@@ -127,8 +129,8 @@ import django
 from django.conf import settings
 settings.RATELIMITS["PROCESS_TOTALS_INTERVAL"] = 3600
 django.setup()
-from ratelimits.quota import process_totals
-process_totals.unmetered("acme", "api_key:1", {"requests": 1})
+from ratelimits.quota.usage import process_totals
+process_totals.add("unmetered", "acme", "api_key:1", {"requests": 1})
 """
 
 
@@ -152,13 +154,13 @@ def test_a_process_that_met_many_accounts_goes_on_under_another_name_and_no_tota
     def write(process: str, found: process_totals.Totals) -> None:
         totals.write(process, found)
         # Requests counted during the write are not written yet.
-        process_totals.unmetered("acme", "user:1", {"requests": 2})
-        process_totals.unmetered("late", "user:1", {"requests": 3})
+        process_totals.add("unmetered", "acme", "user:1", {"requests": 2})
+        process_totals.add("unmetered", "late", "user:1", {"requests": 3})
 
     monkeypatch.setattr(process_totals, "_write", write)
     for number in range(20):
         process_totals.admitted(f"account:{number}", {"requests": 1}, now)
-    process_totals.unmetered("acme", "user:1", {"requests": 1})
+    process_totals.add("unmetered", "acme", "user:1", {"requests": 1})
     process_totals.write()
     assert process_totals.process() != before
     monkeypatch.setattr(process_totals, "_write", totals.write)
@@ -209,7 +211,7 @@ def test_totals_that_cannot_be_written_are_bounded_and_none_that_is_missing_from
     monkeypatch.setattr(process_totals, "MAX_UNWRITTEN", 10)
     for number in range(100):
         process_totals.admitted(f"account:{number}", {"requests": 1}, int(time.time()) * 1_000_000)
-        process_totals.unmetered(str(number), f"user:{number}", {"requests": 2})
+        process_totals.add("unmetered", str(number), f"user:{number}", {"requests": 2})
     found = process_totals.totals()
     assert len(found) <= 11
     assert sum(units for place, (_requests, units) in found.items() if place.kind == "unmetered") == 200
@@ -218,10 +220,10 @@ def test_totals_that_cannot_be_written_are_bounded_and_none_that_is_missing_from
 COUNTS_WITHOUT_TOTALS = """
 import django
 django.setup()
-from ratelimits.quota import process_totals
+from ratelimits.quota.usage import process_totals
 for number in range(30_000):
     process_totals.admitted(f"account:{number}", {"requests": 1}, number * 900_000_000)
-    process_totals.unmetered(f"{number}", "api_key:1", {"requests": 1})
+    process_totals.add("unmetered", f"{number}", "api_key:1", {"requests": 1})
 print(len(process_totals._new_admissions) + len(process_totals._totals))
 """
 

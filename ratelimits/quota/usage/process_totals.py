@@ -24,22 +24,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.background import Background
 from ratelimits.conf import conf
 from ratelimits.engine.call import new_nonce
 from ratelimits.engine.keys import BIN_SECONDS, ledger_name
+from ratelimits.quota.counting import Kind
 
-Kind = Literal[
-    "admitted", "unanswered", "unmetered", "unreported", "uncounted", "blocked", "exempt", "unreadable", "undecided"
-]
 Totals = dict["TotalKey", tuple[int, int]]
 
 #: Each bin (15 minutes) has its own totals. These totals stay in memory for this number of seconds after the
 #: end of the bin, because a request of the bin can be counted late.
 _KEPT_SECONDS = 2 * BIN_SECONDS
+#: The kinds of requests that are recorded nowhere else. The process can end at any time, so write their totals at once.
+_AT_ONCE = frozenset({"unanswered", "unmetered", "unreported", "uncounted"})
 
 
 class TotalKey(NamedTuple):
@@ -116,18 +116,23 @@ def _add(total_key: TotalKey, cost: int, requests: int = 1) -> None:
     total[1] += cost * requests
 
 
-def add(kind: Kind, account: str, key: str, costs: Mapping[str, int], requests: int, start: int | None = None) -> None:
-    """Count several requests that have the same costs.
+def add(
+    kind: Kind, account: str, key: str, costs: Mapping[str, int], requests: int = 1, bin_start: int | None = None
+) -> None:
+    """Count several requests that have the same costs. Start the thread that writes the totals.
 
-    `start` is the start of their bin, in seconds since 1970 UTC; None for the present bin.
+    `bin_start` is the start of their bin, in seconds since 1970 UTC; None for the present bin.
     """
-    if start is None:
-        start = int(time.time()) // BIN_SECONDS * BIN_SECONDS
+    if bin_start is None:
+        bin_start = int(time.time()) // BIN_SECONDS * BIN_SECONDS
     with _lock:
         # If the clock steps back, do not count in a bin whose totals were written and forgotten.
-        start = max(start, _forgotten_before)
+        bin_start = max(bin_start, _forgotten_before)
         for meter, cost in costs.items():
-            _add(TotalKey(kind, ledger_name(account), ledger_name(key), ledger_name(meter), start), cost, requests)
+            _add(TotalKey(kind, ledger_name(account), ledger_name(key), ledger_name(meter), bin_start), cost, requests)
+    start()
+    if kind in _AT_ONCE:
+        _background.wake()
 
 
 def before_totals(add_more: Callable[[], None]) -> None:
@@ -135,18 +140,10 @@ def before_totals(add_more: Callable[[], None]) -> None:
     _adders.append(add_more)
 
 
-def start(*, at_once: bool = False) -> None:
-    """Start the thread that writes the totals. If `at_once` is true, the thread writes soon."""
+def start() -> None:
+    """Start the thread that writes the totals."""
     if not _background.running:
         _start()
-    if at_once:
-        _background.wake()
-
-
-def _count_at_once(kind: Kind, account: str, key: str, costs: Mapping[str, int]) -> None:
-    add(kind, account, key, costs, 1)
-    # Write at once: the request is recorded nowhere else, and the process can end at any time.
-    start(at_once=True)
 
 
 def admitted(account: str | None, costs: Mapping[str, int], now: int) -> None:
@@ -181,30 +178,6 @@ def _add_up() -> None:
             owner = (account or "").removeprefix("account:")
             for meter, cost in mappings[costs_id].items():
                 _add(TotalKey("admitted", ledger_name(owner), "", ledger_name(meter), start), cost, requests)
-
-
-def unanswered(account: str, key: str, costs: Mapping[str, int]) -> None:
-    """Count a request that was sent to Redis but not answered. It is not known whether Redis has counted it."""
-    _count_at_once("unanswered", account, key, costs)
-
-
-def unmetered(account: str, key: str, costs: Mapping[str, int]) -> None:
-    """Count a request that a failure policy let through. Redis has not counted it as usage."""
-    _count_at_once("unmetered", account, key, costs)
-
-
-def unreadable(kind: str) -> None:
-    """Count a request whose user or API key cannot be read. `kind` is "user" or "api_key"."""
-    add("unreadable", "", kind, {"requests": 1}, 1)
-    if not _background.running:
-        _start()
-
-
-def undecided() -> None:
-    """Count a request that a failure policy refused, because there was no decision."""
-    add("undecided", "", "refused", {"requests": 1}, 1)
-    if not _background.running:
-        _start()
 
 
 def totals() -> Totals:

@@ -22,7 +22,8 @@ from ratelimits.engine.publish import publications
 from ratelimits.identity import Identity
 from ratelimits.middleware import QuotaMiddleware
 from ratelimits.models import Access, Account, DurabilityGap, ProcessTotal, Rule
-from ratelimits.quota import access, checking, from_memory, prepared, process_totals
+from ratelimits.quota import checking, from_memory, prepared
+from ratelimits.quota.usage import access, process_totals
 from ratelimits.rules import AccessRow
 from ratelimits.usage.process_totals import fold
 from ratelimits.usage.process_totals import write as write_totals

@@ -1,8 +1,11 @@
+"""The app `ratelimits`. Until the floor above is an app of its own, this app installs it too."""
+
 from __future__ import annotations
 
 import logging
 import sys
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +32,12 @@ class RatelimitsConfig(AppConfig):
     name = "ratelimits"
     verbose_name = _("Rate limits and usage")
     default_auto_field = "django.db.models.BigAutoField"
+    #: The modules that install the floors above, the lowest first. This floor imports none of them. Their `install` is
+    #: what `ready` does as soon as such a floor is an app of its own.
+    floors_above = ("ratelimits.apps.usage", "ratelimits.apps.bills")
 
     def ready(self) -> None:
-        from ratelimits import erasure, routers, telemetry
+        from ratelimits import routers, telemetry
         from ratelimits.checks import (  # noqa: F401  (the system checks)
             connections,
             credentials,
@@ -42,21 +48,13 @@ class RatelimitsConfig(AppConfig):
             rows,
             server,
             settings,
-            usage,
         )
-        from ratelimits.doctor import usage as usage_for_doctor
         from ratelimits.models.raw import adoption, fixtures  # noqa: F401  (connects its signal handlers)
-        from ratelimits.quota import process_totals
         from ratelimits.rules import groups
-        from ratelimits.status import readings
-        from ratelimits.telemetry import state
-        from ratelimits.usage import process_totals as stored_totals
 
-        process_totals.write_with(stored_totals.write)
         groups.watch()
-        usage_for_doctor.install()
-        erasure.PARTS.add("ratelimits.erasure.bills.BILLS")
-        state.sources[:] = [readings.read]
+        for floor in self.floors_above:
+            import_module(floor).install()
         telemetry.start()
         pre_migrate.connect(routers.read_database, sender=self, dispatch_uid="ratelimits.routers")
         post_migrate.connect(adoption.adopt_after_migrate, sender=self, dispatch_uid="ratelimits.adoption")

@@ -1,0 +1,10 @@
+"""Installs the floor that bills."""
+
+from __future__ import annotations
+
+from ratelimits import erasure
+
+
+def install() -> None:
+    """Put the functions of this floor in the places that the floors below leave for them."""
+    erasure.PARTS.add("ratelimits.erasure.bills.BILLS")
