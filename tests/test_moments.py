@@ -99,6 +99,14 @@ def test_moments_stay_where_the_setting_changes(settings: Any) -> None:
         assert PushReceiver.objects.get(name="x").paused_until == moment
 
 
+def test_microseconds_since_1970_are_moments_in_utc() -> None:
+    assert moments.moment(-1) == datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC)
+    assert moments.when(1_500_000) == "1970-01-01 00:00:01 UTC"
+    with pytest.raises(OverflowError):
+        moments.moment(2**63)
+    assert moments.when(2**63) == f"{2**63} µs after 1970, which is in no calendar"
+
+
 @pytest.mark.usefixtures("naive")
 class TestNaiveProject:
     def test_the_projects_datetimes_are_read_as_local_times(self) -> None:

@@ -18,7 +18,7 @@ from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.admin.suggestions import RowSuggestions
 from ratelimits.admin.typed import ChecksIds
 from ratelimits.models import Alert, AlertChannel, AlertDelivery
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.reports.periods import SECOND
 
 

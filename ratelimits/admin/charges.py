@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ratelimits.models import Report
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.pricing.money import ZERO, plus, written
 from ratelimits.pricing.prices import NO_UNITS
 from ratelimits.reports.amounts import UnreadableError, meter_amounts, quantities_of, unreadable_if_malformed

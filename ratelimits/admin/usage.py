@@ -28,7 +28,7 @@ from ratelimits.models import (
     Rule,
     ShardState,
 )
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.quota.operating import NO_ACCOUNT
 from ratelimits.status.keys import typed_key
 

@@ -33,7 +33,7 @@ from ratelimits.conf import conf
 from ratelimits.models import Account, Alert, AlertDelivery
 from ratelimits.models.accounts.named import named
 from ratelimits.models.alerts import secret_key
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.posting import Connection, HttpAnswer
 from ratelimits.reports.periods import SECOND, iso
 from ratelimits.signals import threshold_reached

@@ -39,7 +39,7 @@ from ratelimits.logs import bounded
 from ratelimits.models.accounts.named import NamedCustomer, known_text, named_now
 from ratelimits.models.customers import NameSpan, is_waiting
 from ratelimits.models.keys import canonical_account, spelled_key
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.quota import finishing, without_decision
 from ratelimits.quota.from_memory import by_row
 from ratelimits.quota.prepared import commands_by

@@ -19,7 +19,7 @@ from ratelimits.embedded import ServerStartError
 from ratelimits.engine import Unavailable, memory
 from ratelimits.engine.server import Server, current_server
 from ratelimits.models import PeriodUsage, ShardState
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 
 #: If no watermark has advanced for this number of intervals (SEAL_INTERVAL), the check warns that no worker runs.
 _MAX_INTERVALS = 10

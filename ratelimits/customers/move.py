@@ -23,9 +23,9 @@ from ratelimits.engine.keys import account_shard
 from ratelimits.models import Adjustment, Customer, Move, Name, PeriodUsage, ShardState
 from ratelimits.models.customers import make_missing
 from ratelimits.models.keys import canonical_account
-from ratelimits.models.ledger import moment
 from ratelimits.models.periods import lock
 from ratelimits.models.versions import editing
+from ratelimits.moments import moment
 from ratelimits.usage import crash
 
 __all__ = ["ChangedMeanwhileError", "NotMovedError", "move", "next_quarter"]

@@ -19,9 +19,9 @@ from ratelimits.models import users
 from ratelimits.models.accounts import Account
 from ratelimits.models.accounts.named import NamedCustomer, named, named_now
 from ratelimits.models.customers import Customer, customer_at, is_waiting, make_missing, names_of
-from ratelimits.models.ledger import moment
 from ratelimits.models.periods import FrozenPeriod, freeze_one, timelines_of
 from ratelimits.models.reports import Report, ReportLine
+from ratelimits.moments import moment
 from ratelimits.moments.columns import UTCDateTimeField
 from ratelimits.salts import SALT_BYTES, new_salt
 

@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.accounts import Account
 from ratelimits.models.customers import Customer
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.moments.columns import UTCDateTimeField
 
 #: Prefix of a webhook's secret (Standard Webhooks); the key in base64 follows it.

@@ -16,8 +16,8 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.algorithms.billing_periods import period_name
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.customers import Customer
-from ratelimits.models.ledger import moment
 from ratelimits.models.ledger.sums import MAX_TOTAL
+from ratelimits.moments import moment
 from ratelimits.moments.columns import UTCDateTimeField
 from ratelimits.salts import SALT_BYTES, new_salt
 

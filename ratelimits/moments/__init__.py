@@ -29,6 +29,14 @@ def moment(microseconds: int) -> datetime:
     return _EPOCH + timedelta(microseconds=microseconds)
 
 
+def when(microseconds: int) -> str:
+    """Return a moment (µs since 1970 UTC) as a text. Also accept a number that is outside of the calendar."""
+    try:
+        return f"{moment(microseconds):%Y-%m-%d %H:%M:%S} UTC"
+    except OverflowError:
+        return f"{microseconds} µs after 1970, which is in no calendar"
+
+
 def zone() -> tzinfo:
     """Return the time zone in which people read and type moments.
 

@@ -20,7 +20,7 @@ from django.db.models import Count, Exists, OuterRef, Q
 
 from ratelimits.conf import conf
 from ratelimits.models import PushDelivery, PushedReport, PushReceiver, Report
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.moments.databases import now_of
 from ratelimits.push.deliveries import CLAIM, MAX_PAUSE
 from ratelimits.push.receivers import MAX_WAIT, SERVICES, Service

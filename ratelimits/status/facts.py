@@ -27,8 +27,8 @@ from ratelimits.models import (
     ShardState,
     TaskRun,
 )
-from ratelimits.models.ledger import when
 from ratelimits.models.validation.crowding import too_many
+from ratelimits.moments import when
 from ratelimits.status.fact import Fact, Level
 from ratelimits.status.redis_state import RedisReading, RedisState, batches, failure_policy, redis_facts, undecided
 

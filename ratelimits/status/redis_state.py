@@ -27,7 +27,7 @@ from ratelimits.engine.server import Server, current_server
 from ratelimits.engine.transport.probing import prober
 from ratelimits.engine.transport.refused import refused
 from ratelimits.models import ProcessTotal
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.status.fact import Fact, Level
 
 #: If more than this number of sealed batches wait in each shard, on average, the level is amber.

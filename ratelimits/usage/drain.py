@@ -27,8 +27,9 @@ from ratelimits.conf import conf
 from ratelimits.engine.assemble import scripts
 from ratelimits.engine.server import Server, current_server, on_each
 from ratelimits.engine.transport.run import read_run
-from ratelimits.models.ledger import Batch, QuarantinedBatch, ShardState, moment
+from ratelimits.models.ledger import Batch, QuarantinedBatch, ShardState
 from ratelimits.models.ledger.sums import is_overflow
+from ratelimits.moments import moment
 from ratelimits.progress import Progress
 from ratelimits.usage import crash, gaps, watermark
 from ratelimits.usage.apply import BatchOutcome, apply, quarantine

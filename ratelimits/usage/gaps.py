@@ -16,10 +16,11 @@ from django.db import IntegrityError, transaction
 from django.db.models import F, Min, Q, QuerySet
 
 from ratelimits.engine.transport.run import UNREADABLE
-from ratelimits.models.ledger import COUNTERS, ArchivedRange, Batch, QuarantinedBatch, ShardState, moment
+from ratelimits.models.ledger import COUNTERS, ArchivedRange, Batch, QuarantinedBatch, ShardState
 from ratelimits.models.ledger.gaps import FSYNC_POLICIES, DurabilityGap, GapChange, GapKind, ProcessTotal
 from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.models.status.task_runs import TaskRun
+from ratelimits.moments import moment
 from ratelimits.usage.packet import CUM_MODULUS, Packet
 from ratelimits.usage.pending import PendingBatches
 

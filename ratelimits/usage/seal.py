@@ -16,8 +16,9 @@ from redis.exceptions import ResponseError
 from ratelimits.conf import conf
 from ratelimits.engine.assemble import scripts
 from ratelimits.engine.server import current_server, on_each
-from ratelimits.models.ledger import ShardState, moment
+from ratelimits.models.ledger import ShardState
 from ratelimits.models.ledger.gaps import GapKind
+from ratelimits.moments import moment
 from ratelimits.usage import crash, gaps
 
 logger = logging.getLogger(__name__)

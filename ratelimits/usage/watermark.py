@@ -23,8 +23,9 @@ from ratelimits.engine import Unavailable
 from ratelimits.engine.keys import account_shard
 from ratelimits.engine.server import current_server, on_each
 from ratelimits.engine.transport.refused import cause
-from ratelimits.models.ledger import Batch, ShardState, moment, when
+from ratelimits.models.ledger import Batch, ShardState
 from ratelimits.models.ledger.gaps import GapKind
+from ratelimits.moments import moment, when
 from ratelimits.usage import crash, gaps
 from ratelimits.usage.packet import Packet, newest_bin
 from ratelimits.usage.pending import PendingBatches

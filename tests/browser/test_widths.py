@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.urls import reverse
 
 from ratelimits.models import Adjustment, DurabilityGap, Line, PeriodUsage, Report, ReportLine, ShardState
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.reports.closing.close import home_shard
 from tests.browser.conftest import OpenPage, staff
 from tests.support.reports.invoices import account, close, spend

@@ -14,7 +14,7 @@ from django.db import connection
 
 from ratelimits.models import Adjustment, Line, Move, Name, PeriodUsage, Report, ShardState
 from ratelimits.models.customers import DatedName, customer_at, make_missing, names_of
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.reports.verify.report import verify_report
 from ratelimits.reports.verify.totals import verify_totals
 from ratelimits.usage import crash

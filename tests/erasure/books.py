@@ -28,7 +28,7 @@ from ratelimits.models import (
     ShardState,
     Upload,
 )
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.quota.usage.process_totals import TotalKey
 from ratelimits.reports.verify.manifest import build, parse
 from ratelimits.usage import process_totals

@@ -20,8 +20,8 @@ from django.db.models import F, QuerySet
 
 from ratelimits.models import Account, Adjustment, Customer, FrozenPeriod
 from ratelimits.models.accounts.named import named_now
-from ratelimits.models.ledger import moment
 from ratelimits.models.periods import freeze, timelines_of
+from ratelimits.moments import moment
 from ratelimits.reports.periods import month_in
 from tests.reference.customers import Periods
 from tests.reference.periods import DAY

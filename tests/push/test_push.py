@@ -16,7 +16,7 @@ from django.test import override_settings
 
 from ratelimits.conf.setting_rules import LONGEST_POST
 from ratelimits.models import Adjustment, PushDelivery, PushedReport, PushReceiver, Report, ReportLine
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.moments.databases import now_of
 from ratelimits.progress import Progress
 from ratelimits.push import deliveries as sending

@@ -30,7 +30,7 @@ from ratelimits.models import (
     ShardState,
 )
 from ratelimits.models.accounts.named import named, named_now
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.push.deliveries import plan as plan_deliveries
 from ratelimits.push.receivers import receiver
 from ratelimits.push.settle import status

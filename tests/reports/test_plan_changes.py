@@ -13,8 +13,8 @@ from django.urls import reverse
 
 from ratelimits import jobs
 from ratelimits.models import Account, FrozenPeriod, Plan, PlanPrice, Report
-from ratelimits.models.ledger import moment
 from ratelimits.models.periods import plan_changes
+from ratelimits.moments import moment
 from ratelimits.verification import Verification
 from tests.support.reports.edits import edit_at, plan, spend
 from tests.support.reports.invoices import account, close

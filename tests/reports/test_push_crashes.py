@@ -20,7 +20,7 @@ from django.db.models import Sum
 from django.test import override_settings
 
 from ratelimits.models import Adjustment, Line, PushDelivery, Report, ReportLine, ShardState
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.push import deliveries as sending
 from ratelimits.reports.rows import ADJUSTMENT, USAGE
 from ratelimits.usage import crash

@@ -19,8 +19,8 @@ from ratelimits.admin.changes.rows import ChangedRow, audited_models, changed_ro
 from ratelimits.admin.changes.undoing import undoing
 from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.models import Access, Change, KeyOverride, Plan, PlanInclusion, PlanMembership, PlanPrice, Rule
-from ratelimits.models.ledger import moment
 from ratelimits.models.versioned import Versioned
+from ratelimits.moments import moment
 
 #: Number of changes on a page.
 PER_PAGE = 50

@@ -21,7 +21,7 @@ from ratelimits.identity import Identity
 from ratelimits.models import KeyOverride, PlanMembership
 from ratelimits.models.accounts.named import accounts_now
 from ratelimits.models.fields import view_key_texts
-from ratelimits.models.ledger import when
+from ratelimits.moments import when
 from ratelimits.quota.operating import NO_ACCOUNT
 from ratelimits.quota.standings import LiveLimit
 from ratelimits.rules import AppliedRule, UnreadableRule

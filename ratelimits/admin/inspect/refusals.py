@@ -12,8 +12,8 @@ from ratelimits.admin.inspect.access import targets_of
 from ratelimits.admin.inspect.rule_histories import PastRule, RuleHistories
 from ratelimits.conf import conf
 from ratelimits.identity import Identity
-from ratelimits.models.ledger import moment, when
 from ratelimits.models.status.totals import DAY, QUARTER
+from ratelimits.moments import moment, when
 from ratelimits.recording import refused_requests
 from ratelimits.status.facts import before_first_drain
 from ratelimits.status.refusals import (

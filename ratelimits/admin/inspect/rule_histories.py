@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 
 from ratelimits.conf import conf
 from ratelimits.models import Plan, Rule
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 
 #: Maximum number of history records that are read, the newest first.
 _MAX_RECORDS = 1_000

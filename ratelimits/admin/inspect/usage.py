@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 
 from ratelimits.conf import conf
 from ratelimits.models.accounts.named import named_now
-from ratelimits.models.ledger import when
+from ratelimits.moments import when
 from ratelimits.reports.present import MeterUse, present_usage
 from ratelimits.reports.terms import TermsBook
 

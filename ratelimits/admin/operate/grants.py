@@ -32,7 +32,7 @@ from ratelimits.conf import conf
 from ratelimits.models import KeyOverride
 from ratelimits.models.accounts.named import accounts_now
 from ratelimits.models.fields.numbers import WholeNumberFormField
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.rules import RulesUnavailable
 from ratelimits.rules.grants import grant, planned
 from ratelimits.status.keys import MAX_KEYS

@@ -16,11 +16,11 @@ from ratelimits.algorithms.limits import Algorithm, fields_of
 from ratelimits.algorithms.windows import UNIT_NAMES
 from ratelimits.algorithms.wording import Wording, amount
 from ratelimits.conf import conf
+from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.identity import Identity
 from ratelimits.models.fields.sentences import sentence
 from ratelimits.models.keys import COVERS, key_name
-from ratelimits.models.ledger import moment
-from ratelimits.models.status.totals import QUARTER
+from ratelimits.moments import moment
 from ratelimits.rules import AppliedRule, ExplainedRule, UnreadableRule
 from ratelimits.rules.selection import key_of, plain_key
 from ratelimits.status.refusals import refused_lately, with_meters_joined
@@ -59,7 +59,7 @@ class OfferedRule:
         text = f"{self.name}: {self.sentence}"
         if not self.refused_at:
             return text
-        start, end = (moment(second * 1_000_000) for second in (self.refused_at, self.refused_at + QUARTER))
+        start, end = (moment(second * 1_000_000) for second in (self.refused_at, self.refused_at + BIN_SECONDS))
         values = {"rule": text, "n": f"{self.refused:,}", "span": f"{start:%H:%M}–{end:%H:%M}"}
         return _("%(rule)s – refused %(n)s in 24 hours, last at %(span)s UTC") % values
 

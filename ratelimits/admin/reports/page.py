@@ -32,7 +32,7 @@ from ratelimits.admin.searched import AccountSearch
 from ratelimits.admin.usage import moment_text, period_text
 from ratelimits.models import Adjustment, Report
 from ratelimits.models.accounts.named import NamedCustomer, of_tokens
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.reports import cross_check
 from ratelimits.reports.gaps import in_words
 from ratelimits.reports.verify.report import verify_report

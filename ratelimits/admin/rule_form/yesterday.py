@@ -17,7 +17,7 @@ from ratelimits.conf import conf
 from ratelimits.models import Rule
 from ratelimits.models.fields.scopes import split_scope
 from ratelimits.models.keys import KeyKind
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.quota.standings import UNAVAILABLE
 from ratelimits.recording import Trace, scopes_since
 

@@ -16,8 +16,8 @@ from ratelimits.admin.inspected import inspect_url, may_inspect, may_view_lines
 from ratelimits.admin.operate.confirming import may_operate
 from ratelimits.conf import conf
 from ratelimits.models import Rule
-from ratelimits.models.ledger import moment
 from ratelimits.models.status.totals import QUARTER
+from ratelimits.moments import moment
 from ratelimits.status.keys import typed_key
 from ratelimits.status.refusals import newest_refusals
 

@@ -19,8 +19,8 @@ from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.admin.status.charts import bars
 from ratelimits.conf import conf
 from ratelimits.models import Line, Rule, Status
-from ratelimits.models.ledger import moment
 from ratelimits.models.status.totals import DAY
+from ratelimits.moments import moment
 from ratelimits.status.fact import Fact, worst
 from ratelimits.status.facts import before_first_drain, facts
 from ratelimits.status.redis_state import RedisReading

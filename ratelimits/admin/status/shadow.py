@@ -17,7 +17,7 @@ from ratelimits.admin.inspected import inspect_url, may_inspect
 from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.admin.status.charts import bars
 from ratelimits.models import Rule, Shadow
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.status.refusals import MAX_RULES, ShadowRule, hours_until, shadow_refusals
 
 

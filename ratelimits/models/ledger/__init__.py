@@ -8,7 +8,6 @@ batches, always as a whole. Moments in integer columns are by the clock of Redis
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import connections, models
@@ -17,6 +16,7 @@ from django.db.backends.ddl_references import Statement
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.engine.keys import LONGEST_NAME
+from ratelimits.moments import moment
 from ratelimits.moments.columns import UTCDateTimeField
 from ratelimits.salts import SALT_BYTES, new_salt
 
@@ -38,19 +38,6 @@ COUNTERS = (
 )
 #: Columns that say what a line counts. Digests have them in this order, and lines are sorted in this order.
 SUBJECT = ("account", "key", "meter", "rule", "version", "bin")
-
-
-def moment(microseconds: int) -> datetime:
-    """Return a moment in microseconds since 1970 UTC as a `datetime` with the time zone UTC."""
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
-
-
-def when(microseconds: int) -> str:
-    """Return a moment (µs since 1970 UTC) as a text. Also accept a number that is outside of the calendar."""
-    try:
-        return f"{moment(microseconds):%Y-%m-%d %H:%M:%S} UTC"
-    except OverflowError:
-        return f"{microseconds} µs after 1970, which is in no calendar"
 
 
 class ShardState(models.Model):

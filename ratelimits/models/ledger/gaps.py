@@ -9,7 +9,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.engine.keys import LONGEST_NAME
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.moments.columns import UTCDateTimeField
 from ratelimits.salts import SALT_BYTES, new_salt
 

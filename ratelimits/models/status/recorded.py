@@ -6,7 +6,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.engine.keys import LONGEST_KEY, LONGEST_NAME
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 
 
 class RecordedRequest(models.Model):

@@ -11,7 +11,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.engine.keys import LONGEST_NAME
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 
 #: Lengths of spans in seconds. The totals of rules have only spans of a quarter of an hour or a day.
 QUARTER, HOUR, DAY = 900, 3_600, 86_400

@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from ratelimits.algorithms.billing_periods import Period
 from ratelimits.models import Adjustment
 from ratelimits.models.accounts.named import NamedCustomer
-from ratelimits.models.ledger import when
+from ratelimits.moments import when
 from ratelimits.reports.adjusting import start_of
 from ratelimits.reports.closing.closing_data import ClosingData
 from ratelimits.reports.periods import SECOND

@@ -17,7 +17,7 @@ from ratelimits.algorithms.billing_periods import Period
 from ratelimits.models import Adjustment, Line, PeriodUsage, ShardState
 from ratelimits.models.accounts.named import NamedCustomer
 from ratelimits.models.customers import customer_at, names_of
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.reports.adjusting import start_of, unreported
 from ratelimits.reports.closing.close import in_account_order
 from ratelimits.reports.closing.closing_data import ClosingData

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ratelimits.models import Batch, DurabilityGap, GapKind, Report, ShardState
-from ratelimits.models.ledger import when
 from ratelimits.models.ledger.gaps import of_shard
+from ratelimits.moments import when
 from ratelimits.reports.build import CHUNK
 from ratelimits.reports.gaps import forced_event
 from ratelimits.reports.verify.report import has_readable_positions

@@ -13,7 +13,8 @@ from redis.exceptions import RedisError
 from ratelimits.engine import Unavailable
 from ratelimits.engine.server import Server, current_server, on_each
 from ratelimits.engine.transport.refused import cause
-from ratelimits.models.ledger import ArchivedRange, Batch, QuarantinedBatch, ShardState, when
+from ratelimits.models.ledger import ArchivedRange, Batch, QuarantinedBatch, ShardState
+from ratelimits.moments import when
 from ratelimits.usage.pending import BATCHES_PER_PASS
 from ratelimits.usage.watermark import TOLERANCE
 

@@ -8,7 +8,7 @@ from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 
 from ratelimits.models import Account, Adjustment, FrozenPeriod, PeriodUsage, Report, versions
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.reports.closing.open_periods import open_periods
 from ratelimits.reports.periods import iso
 from ratelimits.reports.statements import statements

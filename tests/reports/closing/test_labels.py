@@ -14,7 +14,7 @@ from django.urls import reverse
 
 from ratelimits.algorithms.billing_periods import Period, month_of
 from ratelimits.models import Account, Adjustment, FrozenPeriod, PushedReport, Report
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.reports.rows import FINAL
 from ratelimits.reports.statements import statements
 from ratelimits.reports.verify import manifest

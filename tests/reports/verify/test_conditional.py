@@ -17,7 +17,7 @@ from django.test import override_settings
 from pytest_django import DjangoDbBlocker
 
 from ratelimits.models import Account, ArchivedRange, Batch, FrozenPeriod, ProcessTotal, PushDelivery, ShardState
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.push.deliveries import plan
 from ratelimits.push.receivers import receiver
 from ratelimits.quota.usage.process_totals import TotalKey

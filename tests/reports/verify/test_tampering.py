@@ -45,7 +45,7 @@ from ratelimits.models import (
     Rule,
     ShardState,
 )
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.push.deliveries import plan, send
 from ratelimits.push.receivers import receiver
 from ratelimits.quota.usage.process_totals import TotalKey

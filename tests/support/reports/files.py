@@ -10,7 +10,7 @@ from django.db import connection
 
 from ratelimits.models import PushedReport, Report
 from ratelimits.models.accounts.named import NamedCustomer, of_tokens
-from ratelimits.models.ledger import moment
+from ratelimits.moments import moment
 from ratelimits.push.deliveries import plan
 from ratelimits.push.receivers import receiver
 from ratelimits.reports.closing.labelled import open_in

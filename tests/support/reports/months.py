@@ -31,8 +31,8 @@ from ratelimits.models import (
 from ratelimits.models.accounts import SecondAccountError
 from ratelimits.models.accounts.named import named_now
 from ratelimits.models.customers import waiting_text
-from ratelimits.models.ledger import moment
 from ratelimits.models.periods import timelines_of
+from ratelimits.moments import moment
 from ratelimits.reports.closing.close import finalise
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal

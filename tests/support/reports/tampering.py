@@ -28,7 +28,8 @@ from ratelimits.models import (
     ReportLine,
     ShardState,
 )
-from ratelimits.models.ledger import COUNTERS, SUBJECT, moment
+from ratelimits.models.ledger import COUNTERS, SUBJECT
+from ratelimits.moments import moment
 from ratelimits.reports import signing
 from ratelimits.reports.statements import version_rows
 from ratelimits.usage.packet import canonical, chained, checksum, content_digest, header_of

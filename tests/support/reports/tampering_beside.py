@@ -27,8 +27,8 @@ from ratelimits.models import (
     Report,
     Rule,
 )
-from ratelimits.models.ledger import moment
 from ratelimits.models.raw.adoption import MODELS
+from ratelimits.moments import moment
 from tests.support.reports.tampering import TABLES, UNIQUE, Damage, Model, kinds_of, redigest, rows, write
 from tests.support.usage.traffic import at
 
