@@ -1,4 +1,4 @@
-"""Run the project in site.py in a new process, as a user would."""
+"""Run the project in site.py in a process of its own, as a user would."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.support import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,10 +26,25 @@ def settings_of(url: str, **ratelimits: Any) -> dict[str, Any]:
     }
 
 
-def python(folder: Path, *arguments: str, fails: bool = False) -> str:
-    """Run Python in a new process, as a user would; return its output, or what it printed when it failed."""
+def site(folder: Path, name: str, more: dict[str, Any]) -> dict[str, Any]:
+    """Run the site in a new interpreter, and return what it printed. What it has imported is what it needs."""
+    printed: dict[str, Any] = json.loads(
+        _printed(subprocess.run, folder, "-m", "tests.decide.site", name, json.dumps(more))
+    )
+    return printed
+
+
+def script(folder: Path, text: str, more: dict[str, Any], *, fails: bool = False) -> str:
+    """Run a script in the site without apps, with more settings; return its output, or its errors if it fails."""
+    begin = f"from tests.decide.site import *\nstart('no apps', json.loads({json.dumps(more)!r}))\n"
+    return _printed(forked.run, folder, "-c", begin + textwrap.dedent(text), fails=fails)
+
+
+def _printed(
+    run: Callable[..., subprocess.CompletedProcess[str]], folder: Path, *arguments: str, fails: bool = False
+) -> str:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("DJANGO", "PYTEST"))}
-    done = subprocess.run(
+    done = run(
         [sys.executable, "-W", "error", *arguments],
         cwd=folder,
         env={**kept, "PYTHONPATH": str(ROOT)},
@@ -36,15 +54,3 @@ def python(folder: Path, *arguments: str, fails: bool = False) -> str:
     )
     assert (done.returncode != 0) is fails, done.stdout + done.stderr
     return done.stderr if fails else done.stdout
-
-
-def site(folder: Path, name: str, more: dict[str, Any]) -> dict[str, Any]:
-    """Run the site, and return what it printed."""
-    printed: dict[str, Any] = json.loads(python(folder, "-m", "tests.decide.site", name, json.dumps(more)))
-    return printed
-
-
-def script(folder: Path, text: str, more: dict[str, Any], *, fails: bool = False) -> str:
-    """Run a script in the site without apps, with more settings; return its output."""
-    begin = f"from tests.decide.site import *\nstart('no apps', json.loads({json.dumps(more)!r}))\n"
-    return python(folder, "-c", begin + textwrap.dedent(text), fails=fails)

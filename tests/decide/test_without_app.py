@@ -1,4 +1,4 @@
-"""Test projects without the app in INSTALLED_APPS and without a database: each runs in a new process."""
+"""Test projects without the app in INSTALLED_APPS and without a database: each runs in a process of its own."""
 
 from __future__ import annotations
 
