@@ -16,6 +16,7 @@ from django.contrib.auth.management import create_permissions
 from django.contrib.auth.models import Permission
 from django.contrib.contenttypes.management import create_contenttypes
 from django.contrib.contenttypes.models import ContentType
+from django.core.management.base import CommandParser
 from django.core.management.commands import flush
 from django.db import DatabaseError, connections
 from django.db.models.signals import post_migrate
@@ -27,6 +28,14 @@ _PERMISSIONS = "django.contrib.auth.management.create_permissions"
 
 class Flush(flush.Command):
     """Empty all tables except those of content types and permissions, and send the same signal as Django."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Django asks for it after each test. To make it takes as long as the rest.
+        self._parser = super().create_parser("", "flush")
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        return self._parser
 
     def handle(self, **options: Any) -> None:
         using: str = options["database"]
