@@ -224,6 +224,16 @@ def test_every_place_of_slow_tests_is_there() -> None:
     assert [place for place in SLOW if not (ROOT / "tests" / place).exists()] == []
 
 
+def test_only_test_modules_mark_tests_as_slow() -> None:
+    """`--rest` reads a module of fast tests only if it has such a mark itself."""
+    marking = {
+        path.name
+        for path in (ROOT / "tests").rglob("*.py")
+        if "mark.slow" in (text := path.read_text()) or "import few" in text
+    }
+    assert {name for name in marking if not name.startswith("test_")} == {"selection.py"}
+
+
 def test_each_check_has_an_id_of_its_own() -> None:
     modules: dict[str, set[str]] = defaultdict(set)
     for file in (APP / "checks").glob("*.py"):

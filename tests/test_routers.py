@@ -82,6 +82,7 @@ def works(project: Project) -> None:
         assert line in printed.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("vendor", "name"), [("mysql", "MySQL or MariaDB"), ("surreal", "'surreal'")])
 def test_another_kind_of_database_is_refused_before_the_first_table(
     tmp_path: Path, servers: TestServers, vendor: str, name: str

@@ -108,6 +108,7 @@ def test_prices_need_a_currency_that_there_is(admin_client: Client) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fsync_at_once")
 def test_a_report_s_page_says_what_each_line_and_the_account_owe(admin_client: Client) -> None:
     acme = priced(included=5, pricing="graduated", unit_price=None, tiers=TIERS)
     spend(acme, "2026-10-10", 20)
@@ -127,6 +128,7 @@ def test_a_report_s_page_says_what_each_line_and_the_account_owe(admin_client: C
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fsync_at_once")
 def test_amounts_that_belong_to_no_line_are_shown_with_their_meter(admin_client: Client) -> None:
     acme = priced(included=1, pricing="volume", unit_price=None, tiers=TIERS, flat_fee="4.005", minimum="16")
     spend(acme, "2026-10-10", 8)
@@ -147,6 +149,7 @@ def test_amounts_that_belong_to_no_line_are_shown_with_their_meter(admin_client:
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fsync_at_once")
 def test_the_rounding_is_shown_and_a_preview_has_the_fees(admin_client: Client) -> None:
     spend(priced(included=5, unit_price="0.105", flat_fee="10"), "2026-10-10", 8)
     flow()

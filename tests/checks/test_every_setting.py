@@ -131,12 +131,14 @@ def test_check_names_a_wrong_value_and_does_not_break(name: str, tmp_path: Path,
 @pytest.mark.parametrize(
     ("own", "error"),
     [
-        (None, "(ratelimits.E002) RATELIMITS is None."),
+        pytest.param(None, "(ratelimits.E002) RATELIMITS is None.", id="None"),
         ("no such thing", "(ratelimits.E002) RATELIMITS is 'no such thing'."),
         ({"DATABASE": "nowhere"}, "(ratelimits.E002) RATELIMITS['DATABASE'] is 'nowhere'."),
         ({"DATABASE": None}, "(ratelimits.E002) RATELIMITS['DATABASE'] is None."),
         ({"CACHE_ALIAS": "nowhere"}, "(ratelimits.E003) The cache 'nowhere', which"),
-        ({"USER": "shop.broken.user"}, "It cannot be imported: ZeroDivisionError: division by zero."),
+        pytest.param(
+            {"USER": "shop.broken.user"}, "It cannot be imported: ZeroDivisionError: division by zero.", id="broken"
+        ),
         ({}, "(ratelimits.E003) The project has no Redis server"),
         (dict.fromkeys(DEFAULTS, "no such thing"), "(ratelimits.E002) RATELIMITS['SHARDS'] is 'no such thing'."),
     ],

@@ -12,6 +12,7 @@ from ratelimits.embedded import free_port
 from tests.doctor.restrictions import ALL, USER, connected, user
 from tests.support.entry_points import away
 from tests.support.fresh import Project
+from tests.support.selection import few
 from tests.support.servers import TestServers
 
 pytestmark = pytest.mark.django_db
@@ -42,7 +43,7 @@ def test_no_node_of_a_cluster_answers(settings: Any) -> None:
     assert "The server does not answer: " in found("default")["ratelimits.E053"]
 
 
-@pytest.mark.parametrize("is_away", [True, False])
+@pytest.mark.parametrize("is_away", few([True, False], True))
 def test_before_the_first_migration_the_server_is_asked_too(
     tmp_path: Path, servers: TestServers, is_away: bool
 ) -> None:

@@ -47,6 +47,7 @@ def outcome(fence: str) -> str:
     return f'`"{fence}"`: {"nothing works" if len(failing) == len(Part) else result}'
 
 
+@pytest.mark.slow
 def test_the_emulated_rows_say_what_the_doctor_finds(redis_client: redis.Redis, servers: TestServers) -> None:
     listed = re.findall(r"^\| ([^|]+) \| [^|]+ \| ([^|]+) \| ([^|]+) \|$", PAGE.read_text(), re.MULTILINE)
     rows = {name: (first, second) for name, first, second in listed}

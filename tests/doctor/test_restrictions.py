@@ -136,6 +136,7 @@ FENCES: dict[str, tuple[str, tuple[str, ...], str, tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.slow
 def test_only_the_fences_that_work_on_the_server_are_offered(redis_client: redis.Redis, redis_url: str) -> None:
     """Also where usage is not counted, so that nobody has tried the fence."""
     wrong = []

@@ -39,6 +39,7 @@ def test_a_log_of_1000_hits_takes_less_than_12_kb(redis_client: RawRedis, apart:
     assert bytes_of_states(redis_client) < 12 * 1024
 
 
+@pytest.mark.slow
 def test_hits_of_one_moment_are_one_entry(redis_client: RawRedis) -> None:
     """Take the smallest of ten keys of each kind: an allocator may reuse a block that is larger than the value."""
     for user in range(10):

@@ -36,6 +36,7 @@ from tests.support.customers import present
 from tests.support.reports.edits import edit_at
 from tests.support.reports.invoices import close, spend
 from tests.support.reports.searched import found
+from tests.support.selection import few
 from tests.support.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -59,7 +60,7 @@ def sums() -> Counter[tuple[Any, ...]]:
     return counted
 
 
-@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("joined", few([False, True], True))
 def test_an_erased_customer_is_nowhere_and_everything_that_was_signed_holds(joined: bool, findings: Findings) -> None:
     erased = books.write(joined=joined)
     given, before = manifests(*MONTHS), sums()
@@ -80,6 +81,7 @@ def test_an_erased_customer_is_nowhere_and_everything_that_was_signed_holds(join
         erase(erased)
 
 
+@pytest.mark.slow
 def test_two_customers_of_one_text_are_erased_independently_of_each_other(findings: Findings) -> None:
     former, since = books.write(), at("2026-11-20") // 10**6
     later = move(TEXT, None, since).customer
@@ -99,6 +101,7 @@ def test_two_customers_of_one_text_are_erased_independently_of_each_other(findin
     assert found((*NAMES, "grace")) == []
 
 
+@pytest.mark.slow
 def test_the_report_of_a_former_customer_does_not_have_the_name_of_an_erased_one(findings: Findings) -> None:
     former, since = books.write(), at("2026-11-20")
     later = move(TEXT, None, since // 10**6).customer
@@ -137,6 +140,7 @@ def customer_of(text: str) -> Customer:
     return customer(text)
 
 
+@pytest.mark.slow
 def test_a_customer_with_two_texts_has_one_bill_and_its_keys_have_one_pseudonym(findings: Findings) -> None:
     books.write()
     one = customer()
@@ -152,6 +156,7 @@ def test_a_customer_with_two_texts_has_one_bill_and_its_keys_have_one_pseudonym(
     assert len(pseudonyms) == 12
 
 
+@pytest.mark.slow
 def test_what_is_changed_after_an_erasure_is_found(findings: Findings) -> None:
     erased = books.write(joined=True)
     given = manifests(*MONTHS)

@@ -78,6 +78,7 @@ def test_the_command_drains_first_and_logs_no_name(caplog: pytest.LogCaptureFixt
     assert found(NAMES) == []
 
 
+@pytest.mark.slow
 def test_the_command_names_the_archives_that_it_needs(tmp_path: Path) -> None:
     erased = books.write()
     list(archive.prune("default", at("2026-11-01") // 10**6, tmp_path))
@@ -125,6 +126,7 @@ def test_the_admin_asks_and_then_erases_and_logs_the_token(admin_client: Client)
     assert record.history_user.username == "admin"
 
 
+@pytest.mark.slow
 def test_no_change_of_an_erasure_is_offered_to_be_undone(admin_client: Client) -> None:
     erased = books.write()
     erase_everywhere(erased)
@@ -158,6 +160,7 @@ def test_the_command_says_who_erased_and_why(caplog: pytest.LogCaptureFixture) -
     assert found(NAMES) == []
 
 
+@pytest.mark.slow
 def test_the_admin_erases_one_customer_at_a_time_and_no_archives(admin_client: Client, tmp_path: Path) -> None:
     books.write()
     first, second = Account.objects.order_by("pk").values_list("pk", flat=True)

@@ -21,6 +21,7 @@ from ratelimits.quota.prefetch import spending
 from tests.erasure.books import customer
 from tests.support.entry_points import begin_afresh
 from tests.support.rows import rule
+from tests.support.selection import few
 from tests.support.usage.traffic import flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -57,7 +58,7 @@ def limits_of(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("one_account", [False, True])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", few(ALGORITHMS, "token_bucket", "calendar_window", "concurrency"))
 def test_no_key_of_redis_names_an_erased_customer(
     algorithm: str, one_account: bool, settings: Any, redis_client: redis.Redis
 ) -> None:

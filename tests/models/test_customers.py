@@ -139,6 +139,7 @@ def test_the_account_of_a_text_is_that_of_its_customer() -> None:
     assert found == {"acme": acme, "x": acme, waiting: acme}
 
 
+@pytest.mark.usefixtures("fsync_at_once")
 def test_the_tally_makes_the_customers_of_usage_without_an_edit() -> None:
     version = ConfigVersion.read("default")[0]
     use("acme")

@@ -8,15 +8,17 @@ Without options, a run that names no tests is quick: it has the fast tests and a
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 #: Folders and modules that `-m "not slow"` leaves out: they start or kill processes and servers, cut the power,
-#: measure, write very large reports, judge very many cases, or take many seconds of processor time.
+#: measure, write very large reports, judge very many cases, or take many seconds of processor time. In other modules,
+#: single tests have the mark `slow`, and some tests leave all but a few of their cases to complete runs (`few`).
 SLOW = (
     "admin/changes/test_changes.py",
     "admin/changes/test_undoing.py",
@@ -93,7 +95,6 @@ SLOW = (
     "test_installing.py",
     "test_oldest_servers.py",
     "test_quickstart.py",
-    "test_routers.py",
     "testing/test_production.py",
     "testing/test_projects.py",
     "usage/test_celery.py",
@@ -110,15 +111,15 @@ SAMPLE = (
     "admin/test_naive.py::test_a_form_that_is_sent_again_changes_no_moment",
     "admin/test_naive.py::test_lists_and_forms_show_the_projects_time_zone",
     "admin/test_strange_urls.py::test_a_list_shows_its_filters_with_counts[/admin/ratelimits/batch/]",
-    "admin/test_strange_urls.py::test_a_list_with_a_strange_filter_answers[Rule]",
+    "admin/test_strange_urls.py::test_a_list_with_a_strange_filter_answers[Account]",
     "admin/test_strange_urls.py::test_a_page_of_a_row_that_is_not_there_is_not_found[ratelimits_rule_history]",
     "admin/test_strange_urls.py::test_an_action_on_a_strange_id_changes_nothing[Account]",
     "alerts/test_evaluate.py::test_a_larger_plan_in_mid_period_has_each_threshold_said_of_it",
     "alerts/test_evaluate.py::test_each_threshold_of_what_the_plan_includes_is_reached_once",
     "alerts/test_evaluate.py::test_periods_that_were_over_before_the_first_look_are_left_alone_and_later_ones_are_not",
     "chaos/test_faults.py::test_a_fault_breaks_no_promise[killed]",
-    "checks/test_every_setting.py::test_check_names_the_setting_in_the_whole_project",
-    "customers/test_belongings.py::test_after_any_moves_and_edits_each_text_has_what_was_written_for_its_customer[0]",
+    "checks/test_every_setting.py::test_check_names_the_setting_in_the_whole_project[None]",
+    "checks/test_every_setting.py::test_check_names_the_setting_in_the_whole_project[broken]",
     "end_to_end/test_cluster.py::test_a_decision_over_three_nodes_says_what_one_server_would",
     "end_to_end/test_cluster.py::test_the_async_functions_do_the_same",
     "end_to_end/test_cluster.py::test_usage_of_accounts_on_every_node_is_sealed_and_drained_once",
@@ -133,7 +134,6 @@ SAMPLE = (
     "identity/test_typed_names.py::test_a_user_whose_account_has_the_users_name_has_one_count",
     "identity/test_typed_names.py::test_an_account_called_hyphen_is_not_no_account",
     "identity/test_typed_names.py::test_calls_to_others_have_names_that_requests_can_have",
-    "identity/test_typed_names.py::test_rows_that_code_saves_apply",
     "push/test_push.py::test_a_failure_of_the_receiver_is_tried_again_later_each_time",
     "push/test_push.py::test_a_lost_answer_is_asked_for_again_under_the_same_identity_and_billed_once",
     "push/test_push.py::test_a_refused_event_says_why_holds_up_no_other_and_can_be_sent_again",
@@ -149,12 +149,10 @@ SAMPLE = (
     "test_oldest_servers.py::test_a_few_tests_pass_on_redis_6_2_and_postgresql",
     "testing/test_production.py::test_mail_in_memory_is_no_test_run",
     "testing/test_production.py::test_no_room_but_the_testing_kit_asks_whether_a_test_runs",
-    "test_routers.py::test_another_kind_of_database_is_refused_before_the_first_table[surreal-'surreal']",
     "usage/test_crashes.py::test_workers_and_drainers_that_race_and_die_between_any_two_steps_lose_and_double_nothing",
     "usage/test_gaps.py::test_a_fork_is_quarantined_and_freezes_the_watermark",
     "usage/test_gaps.py::test_a_sealed_batch_that_was_lost_is_missing_with_what_was_in_it",
     "usage/test_gaps.py::test_an_older_state_of_a_batch_is_discarded_and_declared",
-    "without/test_projects.py::test_a_project_without_it_works[admin]",
     "without/test_projects.py::test_a_project_without_it_works[everything]",
 )
 #: The folders, modules and tests of what speaks to the server or the database.
@@ -230,6 +228,8 @@ LONGEST = (
     "test_quickstart.py",
     "usage/test_power_cuts.py",
 )
+#: What a module has whose own marks leave tests to a complete run.
+_MARKED = re.compile(r"mark\.system|mark\.slow|\bfew\(")
 _TESTS = Path(__file__).resolve().parents[1]
 _SLOW = {_TESTS / place for place in SLOW}
 _LONGEST = {_TESTS / place for place in LONGEST}
@@ -246,6 +246,13 @@ _HOW = {
 }
 _SELECTION = pytest.StashKey[str]()
 _LEFT_OUT = pytest.StashKey[Counter[str]]()
+
+
+def few(cases: Iterable[Any], *quick: Any) -> list[Any]:
+    """Return the cases of an argument for `parametrize`. All but those that are repeated in `quick` are slow."""
+    found = list(cases)
+    assert all(case in found for case in quick), quick
+    return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in found]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -301,7 +308,7 @@ def left_out_as(path: Path, config: pytest.Config) -> str | None:
     selection, slow = config.stash[_SELECTION], _is_slow(path)
     if selection == "quick" and slow and path not in _SAMPLED:
         return "slow"
-    if selection == "rest" and not slow and "mark.system" not in path.read_text():
+    if selection == "rest" and not slow and not _MARKED.search(path.read_text()):
         return "quick"
     if selection == "borders" and not _is_border(path.relative_to(_TESTS).as_posix()) and path not in _PARTLY:
         return "other"

@@ -19,6 +19,7 @@ from ratelimits.usage.seal import seal
 from tests.support.entry_points import begin_afresh
 from tests.support.raw import RawRedis
 from tests.support.rows import rule
+from tests.support.selection import few
 from tests.support.usage.traffic import at, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -58,7 +59,7 @@ def test_each_further_account_of_a_key_finds_its_one_count(kind: str, shards: in
     assert all(answer.decision is not None for answer in answers)
 
 
-@pytest.mark.parametrize("start", ["after a loss", "of a new rule"])
+@pytest.mark.parametrize("start", few(["after a loss", "of a new rule"], "after a loss"))
 @pytest.mark.parametrize(
     ("kind", "api_key"), [("user", None), ("caller", None), ("api_key", "api_key:7"), ("caller", "api_key:7")]
 )

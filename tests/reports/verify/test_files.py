@@ -17,6 +17,7 @@ from tests.reports.verify.test_report import SIGNED
 from tests.support.below import SITE
 from tests.support.reports.invoices import account, close, spend, token
 from tests.support.reports.priced import TIERS, priced
+from tests.support.selection import few
 from tests.support.snippets import snippet
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -86,7 +87,14 @@ def test_a_download_of_the_admin_fits_too(program: dict[str, Any], admin_client:
     assert list(program["differences"](downloaded, read("json"), read("salts.json"), KEY)) == []
 
 
-@pytest.mark.parametrize("column", ["key", "account", "meter", "batch_range", "durability_gap", "consumed_quantity"])
+@pytest.mark.parametrize(
+    "column",
+    few(
+        ["key", "account", "meter", "batch_range", "durability_gap", "consumed_quantity"],
+        "account",
+        "consumed_quantity",
+    ),
+)
 def test_a_changed_line_is_named(program: dict[str, Any], column: str) -> None:
     def edit(file: Any, _manifest: Any, _salts: Any) -> None:
         line(file, charge_category="usage")[column] += "1"
@@ -94,7 +102,7 @@ def test_a_changed_line_is_named(program: dict[str, Any], column: str) -> None:
     assert found(program, edit) == [f"{token()}.20251001T000000Z v1 has other lines"]
 
 
-@pytest.mark.parametrize("category", ["usage", "fee", "repricing", "minimum", "rounding"])
+@pytest.mark.parametrize("category", few(["usage", "fee", "repricing", "minimum", "rounding"], "fee"))
 def test_a_changed_amount_is_named(program: dict[str, Any], category: str) -> None:
     def edit(file: Any, _manifest: Any, _salts: Any) -> None:
         changed = line(file, charge_category=category)
