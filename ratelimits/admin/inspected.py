@@ -14,7 +14,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.engine.keys import ledger_name
-from ratelimits.quota.operating import NO_ACCOUNT
+from ratelimits.status.operating import NO_ACCOUNT
 from ratelimits.status.refusals import refused_of_keys
 
 if TYPE_CHECKING:

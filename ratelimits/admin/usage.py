@@ -29,8 +29,8 @@ from ratelimits.models import (
     ShardState,
 )
 from ratelimits.moments import moment
-from ratelimits.quota.operating import NO_ACCOUNT
 from ratelimits.status.keys import typed_key
+from ratelimits.status.operating import NO_ACCOUNT
 
 
 def moment_text(microseconds: int) -> str:

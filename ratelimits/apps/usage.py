@@ -7,7 +7,7 @@ from ratelimits.checks import usage  # noqa: F401  (the system checks)
 from ratelimits.doctor import usage as usage_for_doctor
 from ratelimits.quota.counting import counting
 from ratelimits.quota.usage import access, from_ledger, process_totals
-from ratelimits.status import readings
+from ratelimits.status import additions, counted, readings
 from ratelimits.telemetry import state
 from ratelimits.usage import process_totals as stored_totals
 
@@ -25,4 +25,5 @@ def install() -> None:
     counting.forget = access.clear
     process_totals.write_with(stored_totals.write)
     state.sources[:] = [readings.read]
+    additions.register(counted.ADDITIONS)
     usage_for_doctor.install()

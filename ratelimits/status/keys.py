@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-import time
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
@@ -18,12 +17,12 @@ from django.utils.translation import gettext as _
 from ratelimits.addresses.reading import address_key
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
-from ratelimits.models import Access, Account, KeyOverride, KeyTotal, PlanMembership
+from ratelimits.models import Access, Account, KeyOverride, PlanMembership
 from ratelimits.models.access.targets import canonical
 from ratelimits.models.keys import canonical_key, validate_key
-from ratelimits.models.status.totals import DAY, newest_days
 from ratelimits.models.users import accounts_without_rows, existing_users
 from ratelimits.naming import spelled
+from ratelimits.status.additions import used_keys
 
 # Projects can configure these names, which are older than this module.
 _search_logger = logging.getLogger("ratelimits.status.known_keys")
@@ -105,13 +104,14 @@ def known_keys(text: str, tables: Container[type[Model]]) -> SearchResult:
     """Find the keys that contain a text, and the keys whose name contains the text.
 
     A key comes first if the key or its name equals the text. `tables` are the tables to search. They are some of these:
-    accounts, users, overrides, memberships, blocks and allows (`Access`), totals of keys. The project's function in the
-    setting KEY_SEARCH also searches.
+    accounts, users, overrides, memberships, blocks and allows (`Access`), tables of used keys. The project's function
+    in the setting KEY_SEARCH also searches.
     """
     failed = False
     found: dict[str, KnownKey] = {}
-    for get_table, search in _SEARCHES:
-        if get_table() in tables:
+    searches = [(get_table(), search) for get_table, search in _SEARCHES]
+    for table, search in (*searches, *((used.table, _unnamed(used.keys)) for used in used_keys())):
+        if table in tables:
             for searched in dict.fromkeys((text, spelled(text))):  # keys have the text as it is spelled
                 _add(found, search(searched))
     if conf.KEY_SEARCH is not None:
@@ -135,11 +135,13 @@ def closeness(known_key: KnownKey, text: str) -> tuple[bool, str]:
 def known_accounts(text: str, tables: Container[type[Model]]) -> list[KnownKey]:
     """Return the keys of the accounts whose identifier or name contains a text, at most `MAX_KEYS`.
 
-    `tables` are the tables to search: accounts, totals of keys, or both.
+    `tables` are the tables to search: accounts, tables of used keys, or both.
     """
     found: dict[str, KnownKey] = {}
-    for model, search in ((Account, _accounts), (KeyTotal, _used_accounts)):
-        if model in tables:
+    searches: list[tuple[Any, Any]] = [(Account, _accounts)]
+    searches += ((used.table, _unnamed(used.accounts, "account:")) for used in used_keys())
+    for table, search in searches:
+        if table in tables:
             for searched in dict.fromkeys((text, spelled(text))):
                 _add(found, search(searched))
     return list(found.values())[:MAX_KEYS]
@@ -150,14 +152,12 @@ def keys_of_account(account: str) -> list[str]:
 
     One key more than `MAX_KEYS` tells the caller that the list is not complete.
     """
-    keys = recent_totals().filter(account=account).order_by().values_list("key", flat=True)
-    return sorted(keys.distinct()[: MAX_KEYS + 1])
+    return sorted({key for used in used_keys() for key in used.keys_of(account, MAX_KEYS + 1)})
 
 
-def accounts_of_key(key: str) -> list[str]:
-    """Return the accounts that have used a key in the last days, at most `MAX_KEYS`; "" stands for no account."""
-    used = recent_totals().filter(key=key).order_by().values_list("account", flat=True)
-    return sorted(used.distinct()[:MAX_KEYS])
+def accounts_of_key(key: str, most: int = MAX_KEYS) -> list[str]:
+    """Return accounts that have used a key in the last days, at most `most`; "" stands for no account."""
+    return sorted({account for used in used_keys() for account in used.accounts_of(key, most)})
 
 
 def _add(found: dict[str, KnownKey], keys: Iterable[KnownKey]) -> None:
@@ -169,9 +169,14 @@ def _add(found: dict[str, KnownKey], keys: Iterable[KnownKey]) -> None:
             found[known_key.key] = KnownKey(known_key.key, first.name or known_key.name)
 
 
-def recent_totals() -> Any:
-    """Return the totals of the last days, as a queryset."""
-    return KeyTotal.objects.using(conf.DATABASE).filter(span=DAY, start__in=newest_days(time.time(), USED_DAYS))
+def all_tables() -> set[type[Model]]:
+    """Return all tables that can be searched."""
+    return {*(get_table() for get_table, _search in _SEARCHES), *(used.table for used in used_keys())}
+
+
+def _unnamed(search: Callable[[str], Iterable[str]], kind: str = "") -> Callable[[str], Iterator[KnownKey]]:
+    """Return a search for keys without names. `kind` is what each found text lacks to be a key."""
+    return lambda text: (KnownKey(f"{kind}{found}") for found in search(text))
 
 
 def _accounts(text: str) -> Iterator[KnownKey]:
@@ -217,17 +222,6 @@ def _targets(text: str) -> Iterator[KnownKey]:
     yield from map(KnownKey, rows.values_list("target", flat=True).distinct()[: MAX_KEYS + 1])
 
 
-def _used_keys(text: str) -> Iterator[KnownKey]:
-    keys = recent_totals().filter(key__icontains=text).order_by().values_list("key", flat=True).distinct()
-    yield from map(KnownKey, keys[: MAX_KEYS + 1])
-    yield from _used_accounts(text)
-
-
-def _used_accounts(text: str) -> Iterator[KnownKey]:
-    accounts = recent_totals().filter(account__icontains=text).order_by().values_list("account", flat=True)
-    yield from (KnownKey(f"account:{account}") for account in accounts.distinct()[: MAX_KEYS + 1])
-
-
 #: Pairs of a function that returns a table, and the search in this table. The first item is a function because the
 #: table of users is known only after Django has started.
 _SEARCHES: tuple[tuple[Any, Any], ...] = (
@@ -236,7 +230,6 @@ _SEARCHES: tuple[tuple[Any, Any], ...] = (
     (lambda: KeyOverride, _overrides),
     (lambda: PlanMembership, _memberships),
     (lambda: Access, _targets),
-    (lambda: KeyTotal, _used_keys),
 )
 
 
@@ -249,15 +242,15 @@ def no_owner_text(key: str) -> str:
     """
     kind, _colon, name = key.partition(":")
     if kind == "user":
-        if _was_used(key=ledger_name(key)) or existing_users([name]):
+        if _was_used(key) or existing_users([name]):
             return ""
         text = _("No user has the primary key “%(name)s”. Search for the user by name, or by a part of the name.")
     elif kind == "account":
-        if _was_used(account=ledger_name(name)) or _account_exists(name):
+        if _has_used(name) or _account_exists(name):
             return ""
         text = _("No account has the identifier “%(name)s”. Search for a part of the account's identifier or name.")
     elif kind == "api_key" and conf.KEY_SEARCH is not None:
-        if _was_used(key=ledger_name(key)) or _is_named_in_a_row(key) or _name_by_key_search(key) is not None:
+        if _was_used(key) or _is_named_in_a_row(key) or _name_by_key_search(key) is not None:
             return ""
         text = _(
             "No API key “%(name)s” is known: it was not used in the last days, and no search finds it. Search for the"
@@ -296,8 +289,12 @@ def _name_by_key_search(key: str) -> str | None:
     return None
 
 
-def _was_used(**column: str) -> bool:
-    return bool(recent_totals().filter(**column).exists())
+def _was_used(key: str) -> bool:
+    return bool(accounts_of_key(ledger_name(key), 1))
+
+
+def _has_used(account: str) -> bool:
+    return any(True for used in used_keys() for _key in used.keys_of(ledger_name(account), 1))
 
 
 def _account_exists(name: str) -> bool:

@@ -634,7 +634,7 @@ class TestForWhom:
             f"Which key do you mean? account:{acme.pk} (acme) – the customer, with all keys"
             f" user:{acme.pk} (acme) – only requests of this user without an API key"
         ) in page
-        settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": "tests.quota.test_operating.nobody"}
+        settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": "tests.status.test_operating.nobody"}
         assert f"account:{acme.pk}" not in text(client.get(f"{GRANT}?key=acme"))
 
     def test_no_example_is_a_key_that_people_might_take_for_their_customer(self) -> None:
@@ -670,7 +670,7 @@ class TestForWhom:
         assert "Somebody else" in text(client.get(url, {"key": "203.0.113.9"}))
 
     def test_a_key_of_several_accounts_asks_for_the_account(self, settings: Any) -> None:
-        settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": "tests.quota.test_operating.nobody"}
+        settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": "tests.status.test_operating.nobody"}
         rule("day", "fixed_window", key_kind="user")
         used("user:1", "acme")
         page = user_with("operate").get(f"{GRANT}?key=user:1&rule=day")

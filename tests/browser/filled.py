@@ -30,7 +30,7 @@ from ratelimits.models import (
 )
 from ratelimits.models.history import because
 from ratelimits.quota import checking
-from ratelimits.quota.operating import reset
+from ratelimits.status.operating import reset
 from tests.support.rows import rule
 
 #: Numbers of µs.

@@ -16,9 +16,9 @@ from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.identity import Identity
 from ratelimits.models import ConfigVersion, Customer, KeyReset, Name
 from ratelimits.models.customers import make_missing
-from ratelimits.quota import operating
 from ratelimits.quota.checking import check
 from ratelimits.quota.standings import live_limits
+from ratelimits.status import operating
 from tests.support.customers import present
 from tests.support.entry_points import begin_afresh
 from tests.support.raw import RawRedis

@@ -26,9 +26,10 @@ from ratelimits.engine.server import breaker, current_server
 from ratelimits.identity import Identity
 from ratelimits.models import Line, Rule
 from ratelimits.outbound import permits
-from ratelimits.quota import checking, from_memory, operating
+from ratelimits.quota import checking, from_memory
 from ratelimits.quota.receipts import refund, settle
 from ratelimits.simulate.trial import try_rule
+from ratelimits.status import operating
 from ratelimits.status.fact import Level
 from ratelimits.status.facts import facts
 from tests.support.engine.asking import limit

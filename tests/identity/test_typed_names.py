@@ -24,11 +24,11 @@ from ratelimits.identity import Identity, identify, name_of
 from ratelimits.models import Access, Account, KeyOverride, KeyTotal, Line, Plan, PlanMembership
 from ratelimits.outbound import permits
 from ratelimits.quota import checking
-from ratelimits.quota.operating import NO_ACCOUNT, identity_of, reset
 from ratelimits.reports.exports import FORMATS
 from ratelimits.row_files.comparing import LineState
 from ratelimits.row_files.tables import TABLES, lines, read
 from ratelimits.status.keys import known_keys
+from ratelimits.status.operating import NO_ACCOUNT, identity_of, reset
 from tests.identity.conftest import Team, request
 from tests.row_files.test_importing import imported
 from tests.support.reports.invoices import close, spend

@@ -35,11 +35,11 @@ from ratelimits.models import (
 )
 from ratelimits.models.keys import validate_key
 from ratelimits.quota import checking
-from ratelimits.quota.operating import reset
 from ratelimits.reports.exports import FORMATS
 from ratelimits.row_files.comparing import LineState
 from ratelimits.row_files.tables import TABLES, lines, read
 from ratelimits.rules.grants import grant
+from ratelimits.status.operating import reset
 from tests.row_files.test_importing import imported
 from tests.support.entry_points import begin_afresh
 from tests.support.reports.invoices import close, spend

@@ -15,9 +15,9 @@ from ratelimits.engine.clock import clock
 from ratelimits.identity import Identity
 from ratelimits.models import Account, KeyOverride, Rule, ShardState
 from ratelimits.quota import checking, from_memory
-from ratelimits.quota.operating import reset
 from ratelimits.quota.standings import live_limits, standings
 from ratelimits.rules.loader import Loader
+from ratelimits.status.operating import reset
 from tests.support.entry_points import away, begin_afresh
 from tests.support.raw import RawRedis
 from tests.support.reports.edits import edit_at

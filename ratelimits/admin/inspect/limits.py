@@ -22,12 +22,12 @@ from ratelimits.models import KeyOverride, PlanMembership
 from ratelimits.models.accounts.named import accounts_now
 from ratelimits.models.fields import view_key_texts
 from ratelimits.moments import when
-from ratelimits.quota.operating import NO_ACCOUNT
 from ratelimits.quota.standings import LiveLimit
 from ratelimits.rules import AppliedRule, UnreadableRule
 from ratelimits.rules.access import AccessRow
 from ratelimits.rules.keyed import NEVER, OverrideRow
 from ratelimits.rules.selection import GLOBAL_KEY
+from ratelimits.status.operating import NO_ACCOUNT
 
 
 class Pages(NamedTuple):

@@ -43,7 +43,6 @@ from ratelimits.models import (
 from ratelimits.models.access.targets import canonical
 from ratelimits.models.keys import spelled_key
 from ratelimits.naming import is_shown
-from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, UnknownAccountError, identity_of
 from ratelimits.quota.standings import live_limits, with_text
 from ratelimits.rules import RulesUnavailable, Snapshot
 from ratelimits.rules.access import AccessRow
@@ -56,6 +55,7 @@ from ratelimits.status.keys import (
     looks_secret,
     typed_key,
 )
+from ratelimits.status.operating import NO_ACCOUNT, NothingDoneError, UnknownAccountError, identity_of
 
 
 @admin.register(Inspect)

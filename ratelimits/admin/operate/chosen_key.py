@@ -21,12 +21,12 @@ from ratelimits.admin.operate.key_form import MAX_TEXT, KeyForm
 from ratelimits.admin.suggestions import suggest_keys
 from ratelimits.conf import conf
 from ratelimits.identity import Identity
-from ratelimits.models import Access, Account, KeyOverride, KeyTotal, Line, PlanMembership
+from ratelimits.models import Access, Account, KeyOverride, PlanMembership
 from ratelimits.models.accounts.named import accounts_now
 from ratelimits.models.fields import view_key_texts
 from ratelimits.models.keys import COVERS
 from ratelimits.naming import is_shown
-from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, UnknownAccountError, identity_of
+from ratelimits.status.additions import used_keys
 from ratelimits.status.keys import (
     MAX_KEYS,
     KnownKey,
@@ -38,6 +38,7 @@ from ratelimits.status.keys import (
     searched_name,
     typed_key,
 )
+from ratelimits.status.operating import NO_ACCOUNT, NothingDoneError, UnknownAccountError, identity_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +175,9 @@ def _which_account(request: HttpRequest, key: str, error: UnknownAccountError) -
 def keys_of(request: HttpRequest, site: AdminSite, found: ChosenKey) -> tuple[tuple[KnownKey, str], ...]:
     """Return the keys that an account used lately. Each has the URL of the requested page for this key.
 
-    Return no keys if `found` is not an account, or if the user may not view ledger lines.
+    Return no keys if `found` is not an account, or if the user may not view used keys.
     """
-    if found.key != found.identity.account or not may_view(request, site, Line):
+    if found.key != found.identity.account or not any(may_view(request, site, used.shown_with) for used in used_keys()):
         return ()
     keys, account = keys_of_account(found.identity.account_id)[:MAX_KEYS], found.identity.account_id
     return tuple((KnownKey(key), _url(request, key, account)) for key in keys if typed_key(key) is not None)
@@ -211,15 +212,12 @@ def names_of(request: HttpRequest, site: AdminSite, key: str) -> Iterator[str]:
 
 
 def searched_tables(request: HttpRequest, site: AdminSite) -> set[type[models.Model]]:
-    """Return the tables in which to search for keys: the tables that the user may view.
-
-    A user who may view ledger lines may also view `KeyTotal`.
-    """
+    """Return the tables in which to search for keys: the tables that the user may view."""
     tables: list[Any] = [Account, get_user_model(), KeyOverride, PlanMembership]
     viewable: set[Any] = {model for model in tables if may_view(request, site, model)}
     if may_operate(request) or may_view(request, site, Access):
         viewable.add(Access)
-    return viewable | ({KeyTotal} if may_view(request, site, Line) else set())
+    return viewable | {used.table for used in used_keys() if may_view(request, site, used.shown_with)}
 
 
 def may_view(request: HttpRequest, site: AdminSite, model: Any) -> bool:

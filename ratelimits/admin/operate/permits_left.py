@@ -10,9 +10,9 @@ from django.utils.translation import gettext as _
 
 from ratelimits.admin.operate.chosen_key import ChosenKey
 from ratelimits.admin.operate.offered import OfferedRule
-from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, counted_under
 from ratelimits.quota.standings import UNAVAILABLE
 from ratelimits.status.keys import keys_of_account
+from ratelimits.status.operating import NO_ACCOUNT, NothingDoneError, counted_under
 
 #: If a rule counts each key of an account, the permits of at most this number of keys are read.
 MAX_KEYS = 5

@@ -21,9 +21,9 @@ from ratelimits.admin.operate.grants import first_choice, rule_field
 from ratelimits.admin.operate.offered import OfferedRule, offered_rules
 from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.models import KeyReset
-from ratelimits.quota.operating import NothingDoneError, counted_under, reset
 from ratelimits.quota.standings import UNAVAILABLE
 from ratelimits.rules import RulesUnavailable
+from ratelimits.status.operating import NothingDoneError, counted_under, reset
 
 
 class KeyResetForm(forms.Form):

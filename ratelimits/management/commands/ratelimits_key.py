@@ -8,7 +8,6 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.contrib.auth import get_user_model
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
@@ -19,16 +18,16 @@ from ratelimits.management.authors import author
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.numbers import whole_number
 from ratelimits.management.typed_moments import typed_moment
-from ratelimits.models import Access, Account, KeyOverride, KeyTotal, PlanMembership
+from ratelimits.models import Access
 from ratelimits.models.access.targets import canonical
 from ratelimits.models.fields.durations import seconds
 from ratelimits.models.history import MAX_REASON
 from ratelimits.models.keys import COVERS
-from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, identity_of, reset
 from ratelimits.quota.standings import UNAVAILABLE, LiveLimit, live_limits, with_text
 from ratelimits.rules import AppliedRule
 from ratelimits.rules.grants import grant
-from ratelimits.status.keys import known_keys, no_effect_text, no_owner_text, typed_key
+from ratelimits.status.keys import all_tables, known_keys, no_effect_text, no_owner_text, typed_key
+from ratelimits.status.operating import NO_ACCOUNT, NothingDoneError, identity_of, reset
 
 #: The exit status if Redis or the database does not answer.
 NO_ANSWER = 3
@@ -181,7 +180,7 @@ def _key(text: str) -> str:
         return key
     if text.partition(":")[0] in COVERS:
         return text  # The text begins like a key, but is not one, such as "ip:x". `identity_of` reports this error.
-    found = known_keys(text, {Account, get_user_model(), KeyOverride, PlanMembership, Access, KeyTotal}).keys
+    found = known_keys(text, all_tables()).keys
     if not found:
         raise NothingDoneError(f"No key or name contains “{text}”: write a key, such as account:acme or user:42.")
     if len(found) > 1:

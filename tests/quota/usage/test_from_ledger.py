@@ -19,9 +19,9 @@ from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.models import DurabilityGap, Line, Rule
-from ratelimits.quota.operating import reset
 from ratelimits.quota.usage import from_ledger
 from ratelimits.rules import ledger
+from ratelimits.status.operating import reset
 from ratelimits.usage.seal import seal
 from tests.support.entry_points import away, begin_afresh, counted
 from tests.support.raw import RawRedis

@@ -19,9 +19,9 @@ from ratelimits.models import Access, Account, KeyOverride, KeyReset, KeyTotal, 
 from ratelimits.models.keys import key_name
 from ratelimits.models.status.totals import DAY, SUMS, newest_days
 from ratelimits.quota import checking, from_memory
-from ratelimits.quota.operating import NothingDoneError, identity_of, reset
 from ratelimits.quota.usage import access
 from ratelimits.rules.grants import grant, planned
+from ratelimits.status.operating import NothingDoneError, identity_of, reset
 from tests.support.entry_points import Clock, away, begin_afresh
 from tests.support.rows import rule
 
@@ -126,7 +126,7 @@ class TestShowAndReset:
         assert not KeyReset.objects.exists()
 
     def test_the_account_of_a_key_is_the_one_that_it_was_seen_with(self, settings: Any) -> None:
-        settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": "tests.quota.test_operating.nobody"}
+        settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": "tests.status.test_operating.nobody"}
         assert identity_of("user:1", "-") == Identity("user:1")
         with pytest.raises(
             NothingDoneError, match=r"Name the account\. If the key has no account, write a hyphen \(-\)\."

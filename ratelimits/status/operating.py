@@ -5,7 +5,6 @@ The database stores each reset, with its reason and the user who did it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,16 +18,14 @@ from ratelimits.engine import Standing
 from ratelimits.engine.call import Op
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import Identity
-from ratelimits.models import KeyReset, KeyTotal
+from ratelimits.models import KeyReset
 from ratelimits.models.fields import view_key_texts
 from ratelimits.models.keys import address_in, canonical_key, key_name, validate_account, validate_key
-from ratelimits.models.status.totals import DAY, newest_days
 from ratelimits.quota.standings import Choice, run_uncounted, standings
 from ratelimits.rules import AppliedRule, Selection, Snapshot
 from ratelimits.rules.selection import plain_key
+from ratelimits.status.keys import accounts_of_key
 
-#: The account of a key is looked for in the usage of this number of days. The last day is today.
-SEEN_DAYS = 3
 #: Maximum number of accounts that an error names.
 _MAX_NAMED = 5
 #: A text that people give instead of an account, if a key has no account. No account has this name (see `naming`).
@@ -81,10 +78,8 @@ def _account_of(key: str) -> str:
     kind, _colon, name = key.partition(":")
     if kind == "user" and conf.ACCOUNT is None:
         return name  # By default, each user is an account too.
-    # Read the totals of days, because there are few of them for a key.
-    totals = KeyTotal.objects.using(conf.DATABASE).filter(span=DAY, start__in=newest_days(time.time(), SEEN_DAYS))
-    totals = totals.filter(key=ledger_name(key)).exclude(account="")
-    accounts = sorted(totals.order_by().values_list("account", flat=True).distinct()[:_MAX_NAMED])
+    # One more, because one of them can be "".
+    accounts = [account for account in accounts_of_key(ledger_name(key), _MAX_NAMED + 1) if account][:_MAX_NAMED]
     if not accounts:
         text = _(
             "The account of %(key)s is not known: this key has no usage in the last days."
