@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.contrib import admin
 
-from ratelimits.admin import accounts, adjustments, alerts, push, quarantine, rules, usage
+from ratelimits.admin import accounts, adjustments, alerts, counted, push, quarantine, rules, usage
 from ratelimits.admin.changes import page as changes
 from ratelimits.admin.inspect import page as inspector
 from ratelimits.admin.operate import access, gaps, resets
@@ -13,6 +13,7 @@ from ratelimits.admin.reports import page as reports
 from ratelimits.admin.rule_form import overrides
 from ratelimits.admin.status import page as status
 from ratelimits.admin.status import shadow, tags
+from ratelimits.status import additions
 
 __all__ = [
     "access",
@@ -34,6 +35,8 @@ __all__ = [
     "tags",
     "usage",
 ]
+
+additions.register(counted.ADDITIONS)
 
 # The app's index page shows the status, and lists the tables in the order in which people use them. If a project
 # has set an index template, the project's template stays. The app's templates have other file names than Django's: with

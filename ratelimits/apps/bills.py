@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from ratelimits import erasure
+from ratelimits.status import additions, billed
 
 
 def install() -> None:
     """Put the functions of this floor in the places that the floors below leave for them."""
     erasure.PARTS.add("ratelimits.erasure.bills.BILLS")
+    additions.register(billed.ADDITIONS)

@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db.models import Model
+from django.http import HttpRequest
+from django.utils.safestring import SafeString
+
+from ratelimits.status.fact import Fact
+from ratelimits.status.redis_state import RedisState
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +38,51 @@ class UsedKeys:
     accounts_of: Callable[[str, int], Iterable[str]]
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerTask:
+    """A task that a worker runs again and again, for a fact of the status page.
+
+    name      its name in `TaskRun`
+    setting   the setting with the seconds between two runs
+    note      a sentence about what does not count as a run
+    """
+
+    name: str
+    title: Any
+    setting: str
+    note: Any = ""
+
+
 def _nothing(*_arguments: Any) -> tuple[Any, ...]:
     return ()
 
 
+def _zero(*_arguments: Any) -> int:
+    return 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Additions:
-    """What one floor adds. A function that the floor does not give adds nothing."""
+    """What one floor adds. A function that the floor does not give adds nothing.
+
+    used_keys  where keys with usage are found
+    facts      returns facts of the status page, for a database, the present moment (s since 1970 UTC), and whether a
+               rule bills
+    redis_facts  returns facts about what Redis has, for its state, and whether a rule bills
+    undecided  returns how many requests failure policies have decided since a moment (s since 1970 UTC), according to
+               a database
+    tasks      the tasks of the floor that a worker runs
+    status     returns panels of the status page: HTML, for a request and an admin site
+    index      returns panels of the admin's index, for a request and the name of an admin site
+    """
 
     used_keys: tuple[UsedKeys, ...] = ()
+    facts: Callable[[str, float, bool], Iterable[Fact]] = _nothing
+    redis_facts: Callable[[RedisState, bool], Iterable[Fact]] = _nothing
+    undecided: Callable[[str, int], int] = _zero
+    tasks: tuple[WorkerTask, ...] = ()
+    status: Callable[[HttpRequest, Any], Iterable[SafeString]] = _nothing
+    index: Callable[[HttpRequest, str], Iterable[SafeString]] = _nothing
 
 
 #: What the floors above have added, the lower floor first.

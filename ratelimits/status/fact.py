@@ -6,6 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+#: The names of the facts in the order of the status page. Some are added by the floors above.
+ORDER = (
+    *("redis", "memory", "eviction", "aof", "failure", "configuration", "crowding", "identities"),
+    *("watermark", "open", "sealed", "quarantine", "full", "gaps", "alerts", "push", "seal", "drain", "finalise"),
+)
+
 
 class Level(StrEnum):
     """The colour of a fact. `UNKNOWN` means that the app cannot judge: for example, because Redis does not answer."""

@@ -13,27 +13,19 @@ from threading import Thread
 from typing import Any
 
 import redis
-from django.db.models import Max, Sum
 from django.utils.translation import gettext as _
 from redis.exceptions import BusyLoadingError, ResponseError
 
 from ratelimits.conf import conf
 from ratelimits.doctor.findings import ServerFinding, needed
-from ratelimits.doctor.properties import Properties, append_only, eviction, properties
+from ratelimits.doctor.properties import Properties, eviction, properties
 from ratelimits.doctor.tries import lost_at_restart, refused_commands
 from ratelimits.engine import memory
-from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.engine.server import Server, current_server
 from ratelimits.engine.transport.probing import prober
 from ratelimits.engine.transport.refused import refused
-from ratelimits.models import ProcessTotal
 from ratelimits.moments import moment
 from ratelimits.status.fact import Fact, Level
-
-#: If more than this number of sealed batches wait in each shard, on average, the level is amber.
-_AMBER_WAITING = 10
-#: The kinds of process totals that count requests without a decision of Redis.
-_UNDECIDED = ("unmetered", "unanswered", "undecided")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +181,13 @@ def _state(
 
 
 def redis_facts(redis: RedisState, has_billing_rule: bool) -> Iterator[Fact]:
-    """Yield the facts about the servers: whether they answer, their memory, and whether they keep what they have."""
+    """Yield the facts about the servers: whether they answer, their memory, and whether they drop what they have."""
     refuses = [one for server in redis.servers for one in server.refuses]
     if redis.answers and refuses:
         commands = sorted({one.name.partition(":")[2] for one in refuses})
         word = _("answers, but refuses %(command)s") % {"command": ", ".join(commands)}
         level = Level.RED if any(one.parts & needed() for one in refuses) else Level.AMBER
-        yield Fact("redis", _("Redis"), level, word, " ".join(map(_sentences, refuses)))
+        yield Fact("redis", _("Redis"), level, word, " ".join(map(sentences, refuses)))
     elif redis.answers:
         word = _("answers in %(ms)s ms") % {"ms": f"{redis.seconds * 1000:.1f}"}
         yield Fact("redis", _("Redis"), Level.GREEN, word)
@@ -208,31 +200,33 @@ def redis_facts(redis: RedisState, has_billing_rule: bool) -> Iterator[Fact]:
         yield Fact("redis", _("Redis"), Level.RED, word, redis.error)
     yield _memory(redis)
     yield _eviction(redis, has_billing_rule)
-    yield _aof(redis, has_billing_rule)
 
 
-def _sentences(found: ServerFinding) -> str:
+def sentences(found: ServerFinding) -> str:
+    """Return what a server refuses or loses, and what to do."""
     return f"{found.why.removesuffix('.')}. {found.mend.removesuffix('.')}."
 
 
-def _hidden(name: str, title: str) -> Fact:
+def hidden(name: str, title: str) -> Fact:
+    """Return a fact that the app may not read."""
     hint = _("The server does not tell it. `manage.py check --database default` says which right is missing.")
     return Fact(name, title, Level.UNKNOWN, _("cannot be read"), hint)
 
 
-def _unknown(name: str, title: str) -> Fact:
+def unknown(name: str, title: str) -> Fact:
+    """Return a fact that nobody knows while Redis does not answer."""
     return Fact(name, title, Level.UNKNOWN, _("unknown"), _("Redis does not answer."))
 
 
 def _memory(redis: RedisState) -> Fact:
     title = _("Memory")
     if not redis.servers:
-        return _unknown("memory", title)
+        return unknown("memory", title)
     memories = [
         (server.said.memory, server.said.max_memory) for server in redis.servers if server.said.memory is not None
     ]
     if not memories:
-        return _hidden("memory", title)
+        return hidden("memory", title)
     # A server without a maximum counts as nearly empty: a maximum of 2**63 bytes replaces its 0.
     used_bytes, max_memory = max(memories, key=lambda each: (each[0] / (each[1] or 2**63), each[0]))
     used = f"{used_bytes / 2**20:,.1f} MiB"
@@ -254,7 +248,7 @@ def _memory(redis: RedisState) -> Fact:
 def _eviction(redis: RedisState, has_billing_rule: bool) -> Fact:
     title = _("Eviction policy")
     if not redis.servers:
-        return _unknown("eviction", title)
+        return unknown("eviction", title)
     found = {one.name for server in redis.servers for one in eviction(server.said)}
     if "evicts" in found:
         policies = sorted({server.said.policy for server in redis.servers if server.said.policy is not None})
@@ -263,56 +257,15 @@ def _eviction(redis: RedisState, has_billing_rule: bool) -> Fact:
         )
         level = Level.RED if has_billing_rule else Level.AMBER
         return Fact("eviction", title, level, ", ".join(policies), hint)
-    return _hidden("eviction", title) if found else Fact("eviction", title, Level.GREEN, "noeviction")
-
-
-def _aof(redis: RedisState, has_billing_rule: bool) -> Fact:
-    title = _("Append-only file")
-    if not redis.servers:
-        return _unknown("aof", title)
-    found = {one.name for server in redis.servers for one in append_only(server.said)}
-    if loses := next((server.loses for server in redis.servers if server.loses is not None), None):
-        level = Level.RED if has_billing_rule else Level.AMBER
-        return Fact("aof", title, level, _("lost at a restart"), _sentences(loses))
-    if not all(server.said.aof_written for server in redis.servers):
-        hint = _(
-            "The server could not write this file. Look at its disk. Until it can write, no usage reaches the ledger."
-        )
-        return Fact("aof", title, Level.RED, _("not written"), hint)
-    if all(server.said.aof for server in redis.servers):
-        return Fact("aof", title, Level.GREEN, _("on"))
-    if not any(server.said.aof is False for server in redis.servers):
-        return _hidden("aof", title)
-    if "append-only" not in found and conf.FENCE != "none":
-        hint = _("With the setting FENCE, usage does not depend on this file: %(fence)s.") % {"fence": conf.FENCE}
-        return Fact("aof", title, Level.GREEN, _("off"), hint)
-    level = Level.RED if has_billing_rule and found else Level.AMBER
-    return Fact(
-        "aof",
-        title,
-        level,
-        _("off"),
-        _("Set `appendonly yes` on the server. Otherwise a restart of the server loses usage."),
-    )
-
-
-def undecided(using: str, now: float) -> tuple[int, int]:
-    """Return a moment (s since 1970 UTC), and how many requests failure policies have decided since.
-
-    The moment is the start of the bin before the present one. A request has a total in each of its meters, so of each
-    key the highest total counts.
-    """
-    since = (int(now) // BIN_SECONDS - 1) * BIN_SECONDS
-    rows = ProcessTotal.objects.using(using).filter(kind__in=_UNDECIDED, bin__gte=since).order_by()
-    by_key = rows.values("kind", "process", "account", "key", "bin").annotate(requests_of_key=Max("requests"))
-    return since, by_key.aggregate(total=Sum("requests_of_key"))["total"] or 0
+    return hidden("eviction", title) if found else Fact("eviction", title, Level.GREEN, "noeviction")
 
 
 def failure_policy(redis: RedisState, rule_counts: Mapping[str, int], recent: tuple[int, int]) -> Fact:
     """Return the fact about the failure policies. `rule_counts` has the number of rules of each policy.
 
-    The policy "" means that a rule has no policy of its own. `recent` is the result of `undecided`: a server can answer
-    this page and yet refuse decisions, for example because its memory is full.
+    The policy "" means that a rule has no policy of its own. `recent` is a moment (s since 1970 UTC), and how many
+    requests failure policies have decided since: a server can answer this page and yet refuse decisions, for example
+    because its memory is full.
     """
     title, default = _("Failure policy"), conf.FAILURE_POLICY
     policies = ", ".join(f"{policy}: {count}" for policy, count in sorted(rule_counts.items()) if policy)
@@ -331,18 +284,3 @@ def failure_policy(redis: RedisState, rule_counts: Mapping[str, int], recent: tu
     if redis.answers:
         return Fact("failure", title, Level.GREEN, _("not active (%(policy)s)") % {"policy": default}, detail, "rule")
     return Fact("failure", title, Level.RED, _("active: %(policy)s") % {"policy": default}, detail, "rule")
-
-
-def batches(redis: RedisState) -> Iterator[Fact]:
-    """Yield how many batches of usage wait in Redis."""
-    if redis.servers:
-        opened = sum(server.open for server in redis.servers)
-        sealed = sum(server.sealed for server in redis.servers)
-        yield Fact("open", _("Open batches"), Level.GREEN, f"{opened:,}", model="batch")
-        too_many = sealed > _AMBER_WAITING * conf.SHARDS
-        hint = _("They wait for the drain: is a worker running?") if too_many else ""
-        level = Level.AMBER if too_many else Level.GREEN
-        yield Fact("sealed", _("Sealed batches"), level, f"{sealed:,}", hint, "batch")
-    else:
-        yield _unknown("open", _("Open batches"))
-        yield _unknown("sealed", _("Sealed batches"))

@@ -32,8 +32,9 @@ from ratelimits.models import (
     ShardState,
     TaskRun,
 )
+from ratelimits.status.counted import ago
 from ratelimits.status.fact import Fact, Level, worst
-from ratelimits.status.facts import ago, facts
+from ratelimits.status.facts import facts
 from ratelimits.status.redis_state import RedisReading, RedisState, ServerState
 from ratelimits.usage.seal import seal
 from tests.support.entry_points import away
@@ -270,7 +271,7 @@ def test_gaps_are_amber_for_a_day_and_counted_for_a_month() -> None:
 
 
 def test_more_rows_than_anybody_counts_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ratelimits.status.facts._MAX_COUNT", 2)
+    monkeypatch.setattr("ratelimits.status.counted._MAX_COUNT", 2)
     for number in range(4):
         DurabilityGap.objects.create(event=f"x{number}", kind="wipe", since=1, until=2)
         QuarantinedBatch.objects.create(shard=1, name=f"a:{number}", content="1")

@@ -15,7 +15,7 @@ from ratelimits.identity import Identity
 from ratelimits.models.status.totals import DAY, QUARTER
 from ratelimits.moments import moment, when
 from ratelimits.recording import refused_requests
-from ratelimits.status.facts import before_first_drain
+from ratelimits.status.counted import before_first_drain
 from ratelimits.status.refusals import (
     MAX_REFUSALS,
     RefusedRequests,

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy
 
-from ratelimits.admin.inspected import inspect_url, may_inspect, may_view_lines
+from ratelimits.admin.inspected import may_inspect
 from ratelimits.admin.operate.confirming import may_operate
-from ratelimits.conf import conf
-from ratelimits.models import Rule
-from ratelimits.models.status.totals import QUARTER
-from ratelimits.moments import moment
-from ratelimits.status.keys import typed_key
-from ratelimits.status.refusals import newest_refusals
-
-#: Maximum number of refusals that the index lists.
-MAX_REFUSALS = 5
 
 #: The groups of the index, each with the names of its models. Groups and models are in the order of the index.
 GROUPS: tuple[tuple[Any, tuple[str, ...]], ...] = (
@@ -59,46 +48,6 @@ def tasks(request: HttpRequest, site: str) -> list[tuple[str, str]]:
             if may:
                 links.append((text, reverse(f"{site}:ratelimits_{name}") + query))
     return links
-
-
-def _refusing_name(rule: int, names: Mapping[int, str]) -> str:
-    """Return the name of the rule that refused; "a block" for the number 0, which stands for blocks in the totals."""
-    if not rule:
-        return _("a block")
-    return names.get(rule) or _("rule %(number)s") % {"number": rule}
-
-
-class RecentRefusal(NamedTuple):
-    """A line about the refusals of a key. `url` is the inspector's page about the key; "" if there is no such page."""
-
-    text: str
-    url: str
-
-
-def recent_refusals(request: HttpRequest, site: str) -> list[RecentRefusal] | None:
-    """Return lines about the newest refusals, at most `MAX_REFUSALS`. This makes two queries.
-
-    Return None if the user may not see them. `site` is the name of the admin site.
-    """
-    if not (may_inspect(request) and may_view_lines(request)):
-        return None
-    rows = newest_refusals(time.time(), MAX_REFUSALS)
-    names = dict(Rule.objects.using(conf.DATABASE).filter(pk__in={row.rule for row in rows}).values_list("pk", "name"))
-    refusals = []
-    for row in rows:
-        start = moment(row.start * 1_000_000)
-        requests = ngettext("%(n)s request", "%(n)s requests", row.denied) % {"n": f"{row.denied:,}"}
-        text = _("%(time)s UTC: %(rule)s refused %(requests)s of %(key)s") % {
-            "time": f"{start:%H:%M}–{moment((row.start + QUARTER) * 1_000_000):%H:%M}",
-            "requests": requests,
-            "key": f"{row.key} ({row.account})" if row.account else row.key,
-            "rule": _refusing_name(row.rule, names),
-        }
-        # The inspector has no page for a text that is not a key. It shows no refusals of a key without an account.
-        has_page = row.account and typed_key(row.key) == row.key
-        url = inspect_url(row.key, row.account, site) if has_page else ""
-        refusals.append(RecentRefusal(text, url))
-    return refusals
 
 
 def in_groups(app_list: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from django.utils.translation import ngettext
 
 from ratelimits.admin.inspected import inspect_url, may_inspect
 from ratelimits.admin.readonly import ReadOnlyAdmin
-from ratelimits.admin.status.charts import bars
+from ratelimits.admin.status.usage import bars
 from ratelimits.models import Rule, Shadow
 from ratelimits.moments import moment
 from ratelimits.status.refusals import MAX_RULES, ShadowRule, hours_until, shadow_refusals

@@ -1,4 +1,4 @@
-"""The tags of the admin's index: common tasks, the status, recent refusals, and the order of the app's tables.
+"""The tags of the admin's index: common tasks, the status, what floors above add, and the order of the app's tables.
 
 `{% load ratelimits_status %}` loads them. See `templatetags/ratelimits_status.py`.
 """
@@ -11,13 +11,14 @@ from typing import Any
 from django import template
 from django.db import DatabaseError
 from django.urls import NoReverseMatch, reverse
+from django.utils.html import format_html_join
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 
-from ratelimits.admin.status.index import in_groups, recent_refusals, tasks
+from ratelimits.admin.status.index import in_groups, tasks
 from ratelimits.admin.status.page import facts_of_strip
-from ratelimits.conf import conf
+from ratelimits.status.additions import registered
 from ratelimits.status.fact import Fact, Level
-from ratelimits.status.facts import before_first_drain
 from ratelimits.templatetags.ratelimits_status import register
 
 logger = logging.getLogger(__name__)
@@ -50,22 +51,12 @@ def ratelimits_tasks(context: dict[str, Any]) -> dict[str, Any]:
     return {"tasks": tasks(request, request.current_app)}
 
 
-@register.inclusion_tag("ratelimits/admin/recent_refusals.html", takes_context=True)
-def ratelimits_refusals(context: dict[str, Any]) -> dict[str, Any]:
-    """List the newest refusals, if the user may see them and the admin site has an inspector.
-
-    Before the first drain, show instead a text that says what to start. If the database fails, show nothing: the status
-    strip shows the error.
-    """
-    request, text = context["request"], ""
-    try:
-        refusals = recent_refusals(request, request.current_app)
-        if refusals == []:  # None would mean that the user may not see refusals.
-            text = before_first_drain(conf.DATABASE)
-    except (NoReverseMatch, DatabaseError) as error:
-        logger.warning("The recent refusals could not be read: %s", error)
-        refusals = None
-    return {"shown": refusals is not None, "refusals": refusals, "nothing_drained": text}
+@register.simple_tag(takes_context=True)
+def ratelimits_panels(context: dict[str, Any]) -> SafeString:
+    """Show what floors above add to the index."""
+    request = context["request"]
+    panels = (panel for added in registered for panel in added.index(request, request.current_app))
+    return format_html_join("", "{}", ((panel,) for panel in panels))
 
 
 @register.simple_tag(takes_context=True)
