@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -13,9 +11,8 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
-from ratelimits.engine.keys import ledger_name
+from ratelimits.status.additions import registered
 from ratelimits.status.operating import NO_ACCOUNT
-from ratelimits.status.refusals import refused_of_keys
 
 if TYPE_CHECKING:
     _Base = admin.ModelAdmin[Any]
@@ -30,12 +27,6 @@ def may_inspect(request: HttpRequest) -> bool:
     """Return whether the user may open the inspector."""
     user: Any = request.user
     return bool(user.has_perm("ratelimits.view_inspect"))
-
-
-def may_view_lines(request: HttpRequest) -> bool:
-    """Return whether the user may view ledger lines, and numbers that are calculated from ledger lines."""
-    user: Any = request.user
-    return bool(user.has_perm("ratelimits.view_line"))
 
 
 def inspect_url(key: str, account: str = "", site: str = "admin", at: str = "") -> str:
@@ -54,8 +45,8 @@ class InspectedAdmin(_Base):
     In the list, the values of the column `inspected_column` are the links. If `inspected_column` is "", the list gets
     an additional column with the links. A subclass that overrides `get_list_display` must call `inspect_columns` there.
 
-    If `refused_column` is True, the list gets a column with the number of refused requests in 24 hours. One query
-    reads the numbers of all rows of the page. Only users who may view ledger lines see this column.
+    If `refused_column` is True, the list gets a column with the number of refused requests in 24 hours, if they are
+    counted. One query reads the numbers of all rows of the page. Only users who may view ledger lines see this column.
     """
 
     inspected_column = ""
@@ -70,28 +61,16 @@ class InspectedAdmin(_Base):
         """Return the columns. If the user may open the inspector, one column has links to it."""
         columns: list[Any] = list(super().get_list_display(request))
         links = self.inspect_columns(request)
-        if self.refused_column and may_view_lines(request):
-            columns.append(self._refused_column(request))
+        columns += (column for added in registered for column in added.columns(self, request))
         if links and self.inspected_column:
             return [links[0] if name == self.inspected_column else name for name in columns]
         return [*columns, *links]
 
-    def _refused_column(self, request: HttpRequest) -> Any:
-        counts: Counter[tuple[str, str]] | None = None
+    def listed(self, request: HttpRequest) -> list[Any]:
+        """Return the rows that the page of the list shows; an empty list before it has read them."""
+        return list(getattr(request, _LISTED, ()))
 
-        @admin.display(description=_("refused in 24 hours"))
-        def refused(row: Any) -> str:
-            nonlocal counts
-            if counts is None:
-                rows = getattr(request, _LISTED, [row])
-                counts = refused_of_keys([self._account_and_key(listed_row) for listed_row in rows], time.time())
-            account, key = self._account_and_key(row)
-            # Requests without an account are counted in one sum, so the requests of a single key are not known.
-            return f"{counts[account, ledger_name(key)]:,}" if account else "–"
-
-        return refused
-
-    def _account_and_key(self, row: Any) -> tuple[str, str]:
+    def account_and_key(self, row: Any) -> tuple[str, str]:
         """Return the account and the key of a row. The account is "" if it is unknown, or if there is no account."""
         key, account = self.inspected(row)
         return "" if account == NO_ACCOUNT else account, key

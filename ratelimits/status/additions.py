@@ -6,7 +6,7 @@ Without them, a page shows only what this floor knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from django.db.models import Model
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
+from ratelimits.identity import Identity
 from ratelimits.status.fact import Fact
 from ratelimits.status.redis_state import RedisState
 
@@ -53,7 +54,38 @@ class WorkerTask:
     note: Any = ""
 
 
-def _nothing(*_arguments: Any) -> tuple[Any, ...]:
+@dataclass(frozen=True, slots=True)
+class InspectedKey:
+    """The key that a page of the inspector is about.
+
+    site         the admin site
+    key          the key as people write it
+    now          the present moment, in s since 1970 UTC
+    at           the moment for which the user asks, in the same unit; None for no moment
+    account_url  the inspector's page about the account of the key; "" if there is no other page
+    url_of       returns the inspector's page about another key of an account, for the same moment
+    """
+
+    request: HttpRequest
+    site: Any
+    identity: Identity
+    key: str
+    now: float
+    at: int | None
+    account_url: str
+    url_of: Callable[[str, str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A part of the inspector's page. `leads` says whether it comes before the rules."""
+
+    html: SafeString
+    leads: bool = False
+
+
+def nothing(*_arguments: Any) -> tuple[Any, ...]:
+    """Add nothing."""
     return ()
 
 
@@ -74,15 +106,25 @@ class Additions:
     tasks      the tasks of the floor that a worker runs
     status     returns panels of the status page: HTML, for a request and an admin site
     index      returns panels of the admin's index, for a request and the name of an admin site
+    inspector  returns panels of the inspector's page
+    columns    returns columns of a list whose rows belong to keys, for its admin page and a request
+    last_refusals  returns, by rule, when it last refused the key of an identity (the start of the bin, in s since 1970
+                   UTC), and how many requests in 24 hours
+    requests_of    returns, by target, how many requests a block refused or an allow exempted: of these targets (of all,
+                   if they are None), in this number of seconds. None if this is not known
     """
 
     used_keys: tuple[UsedKeys, ...] = ()
-    facts: Callable[[str, float, bool], Iterable[Fact]] = _nothing
-    redis_facts: Callable[[RedisState, bool], Iterable[Fact]] = _nothing
+    facts: Callable[[str, float, bool], Iterable[Fact]] = nothing
+    redis_facts: Callable[[RedisState, bool], Iterable[Fact]] = nothing
     undecided: Callable[[str, int], int] = _zero
     tasks: tuple[WorkerTask, ...] = ()
-    status: Callable[[HttpRequest, Any], Iterable[SafeString]] = _nothing
-    index: Callable[[HttpRequest, str], Iterable[SafeString]] = _nothing
+    status: Callable[[HttpRequest, Any], Iterable[SafeString]] = nothing
+    index: Callable[[HttpRequest, str], Iterable[SafeString]] = nothing
+    inspector: Callable[[InspectedKey], Iterable[Panel]] = nothing
+    columns: Callable[[Any, HttpRequest], Iterable[Any]] = nothing
+    last_refusals: Callable[[Identity, str], Iterable[tuple[int, tuple[int, int]]]] = nothing
+    requests_of: Callable[[Collection[str] | None, int], Mapping[str, int]] | None = None
 
 
 #: What the floors above have added, the lower floor first.
@@ -98,3 +140,8 @@ def register(added: Additions) -> None:
 def used_keys() -> list[UsedKeys]:
     """Return the tables that have used keys."""
     return [one for added in registered for one in added.used_keys]
+
+
+def requests_of() -> Callable[[Collection[str] | None, int], Mapping[str, int]] | None:
+    """Return the function that counts the requests of blocks and allows; None if nothing counts them."""
+    return next((added.requests_of for added in registered if added.requests_of is not None), None)

@@ -32,6 +32,7 @@ from ratelimits.status.additions import Additions, UsedKeys, WorkerTask, registe
 from ratelimits.status.fact import Fact, Level
 from ratelimits.status.keys import MAX_KEYS, USED_DAYS
 from ratelimits.status.redis_state import RedisState, hidden, sentences, unknown
+from ratelimits.status.refusals import last_refusals, requests_of
 
 #: If a task has not succeeded for this number of its intervals, its level is amber.
 _AMBER_INTERVALS = 3
@@ -353,6 +354,8 @@ ADDITIONS = Additions(
     facts=_facts,
     redis_facts=_redis_facts,
     undecided=_undecided,
+    last_refusals=last_refusals,
+    requests_of=requests_of,
     tasks=(
         WorkerTask(TaskRun.Task.SEAL, gettext_lazy("Last seal"), "SEAL_INTERVAL"),
         WorkerTask(TaskRun.Task.DRAIN, gettext_lazy("Last drain"), "DRAIN_INTERVAL"),

@@ -6,8 +6,9 @@ ledger grows.
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import nlargest, nsmallest
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from django.db.models.functions import RowNumber
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
+from ratelimits.identity import Identity
 from ratelimits.models import KeyTotal, ProcessTotal, Rule, RuleTotal
 from ratelimits.models.keys import key_name
 from ratelimits.models.status.totals import DAY, HOUR, QUARTER, newest_days
@@ -180,6 +182,39 @@ def blocked_lately(targets: Collection[str], now: float) -> list[RefusedRequests
                 start, QUARTER, key="", rule=0, meter=meter, denied=requests, target=target
             )
     return sorted(largest.values(), key=lambda row: (-row.start, row.target))[: MAX_REFUSALS + 1]
+
+
+def requests_of(targets: Collection[str] | None, seconds: int) -> dict[str, int]:
+    """Return, by target, the number of requests that a block refused or an allow exempted.
+
+    Count only these `targets` (all targets if it is None), and only requests of the last `seconds`. The table counts a
+    request once for each of its meters. So return the count of the meter with the most requests.
+    """
+    rows = ProcessTotal.objects.using(conf.DATABASE).filter(kind__in=("blocked", "exempt"))
+    rows = rows.filter(bin__gte=int(time.time()) - seconds)
+    if targets is not None:
+        rows = rows.filter(key__in=[ledger_name(key_name(target)) for target in targets])
+    counts: dict[str, int] = {}
+    for key, _meter, requests in rows.order_by().values_list("key", "meter").annotate(Sum("requests")):
+        counts[key] = max(counts.get(key, 0), requests)
+    return counts
+
+
+def last_refusals(identity: Identity, key: str) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yield each rule with refusals of a key in 24 hours, with a moment and the number of refused requests.
+
+    The moment is the start of the newest quarter of an hour with refusals, in s since 1970 UTC. Only the newest rows
+    are counted (see `refused_lately`). For a key without an account, yield nothing.
+    """
+    if not identity.account:
+        return
+    newest_first = refused_lately(identity.account_id, "" if key == identity.account else key, time.time())
+    refusals: dict[int, tuple[int, int]] = {}
+    for row in with_meters_joined(newest_first):
+        if row.denied:
+            start, refused = refusals.get(row.rule, (row.start, 0))
+            refusals[row.rule] = start, refused + row.denied
+    yield from refusals.items()
 
 
 class ShadowedKey(NamedTuple):

@@ -10,7 +10,6 @@ from django.db.models import Q
 from django.utils.translation import gettext as _
 
 from ratelimits import moments
-from ratelimits.admin.operate.access import requests_of
 from ratelimits.admin.typed import local_time
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
@@ -18,9 +17,11 @@ from ratelimits.identity import Identity
 from ratelimits.models import Access
 from ratelimits.models.keys import key_name
 from ratelimits.rules import Snapshot
+from ratelimits.status.additions import requests_of
 
 #: For this time after its end, a block or allow is still shown.
 _SHOWN_AFTER_END = timedelta(hours=25)
+_DAY = 86_400
 #: Maximum number of blocks and allows that are shown.
 _MAX_ACCESS = 50
 
@@ -29,7 +30,8 @@ class ShownAccess(NamedTuple):
     """A block or allow of the inspected key, or of a network that contains its address.
 
     decides   whether this row decides about requests of the key now
-    requests  the number of requests in 24 hours that the block refused, or that the allow let pass
+    requests  the number of requests in 24 hours that the block refused, or that the allow let pass; None if it is not
+              known
     """
 
     row: Access
@@ -37,7 +39,7 @@ class ShownAccess(NamedTuple):
     ends: str
     state: str
     decides: bool
-    requests: str
+    requests: str | None
 
 
 def shown_access(identity: Identity, key: str, snapshot: Snapshot) -> list[ShownAccess]:
@@ -48,12 +50,13 @@ def shown_access(identity: Identity, key: str, snapshot: Snapshot) -> list[Shown
     now, targets = moments.now(), targets_of(identity, key)
     rows = Access.objects.using(conf.DATABASE).filter(target__in=targets)
     rows = rows.filter(Q(valid_until=None) | Q(valid_until__gt=now - _SHOWN_AFTER_END)).order_by("-pk")
-    deciding, counts = snapshot.access(identity), requests_of(targets)
+    deciding, count = snapshot.access(identity), requests_of()
+    counts = None if count is None else count(targets, _DAY)
     accesses = []
     for row in rows[:_MAX_ACCESS]:
         begins_later = row.valid_from is not None and row.valid_from > now
         state = _("in force") if row.in_force(now) else _("later") if begins_later else _("ended")
-        requests = f"{counts.get(ledger_name(key_name(row.target)), 0):,}"
+        requests = None if counts is None else f"{counts.get(ledger_name(key_name(row.target)), 0):,}"
         decides = deciding is not None and deciding.pk == row.pk
         span = local_time(row.valid_from), local_time(row.valid_until)
         accesses.append(ShownAccess(row, *span, state, decides, requests))

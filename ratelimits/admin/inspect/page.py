@@ -19,37 +19,24 @@ from ratelimits import rules
 from ratelimits.admin.inspect.access import shown_access
 from ratelimits.admin.inspect.limits import Pages, shown_limits
 from ratelimits.admin.inspect.moments import MAX_LENGTH, NoMomentError, typed_moment
-from ratelimits.admin.inspect.refusals import shown_refusals
-from ratelimits.admin.inspect.usage import shown_usage
 from ratelimits.admin.inspected import inspect_url
-from ratelimits.admin.operate.chosen_key import may_view, names_of, searched_tables
+from ratelimits.admin.operate.chosen_key import list_url, may_view, names_of, row_url, searched_tables
 from ratelimits.admin.operate.confirming import may_operate
 from ratelimits.admin.operate.key_form import MAX_TEXT
 from ratelimits.admin.operate.running import running_overrides
 from ratelimits.admin.readonly import ReadOnlyAdmin
-from ratelimits.conf import conf
 from ratelimits.identity import Identity
-from ratelimits.models import (
-    Access,
-    Account,
-    Inspect,
-    KeyOverride,
-    KeyReset,
-    Line,
-    PeriodUsage,
-    PlanMembership,
-    Rule,
-)
+from ratelimits.models import Access, Account, Inspect, KeyOverride, KeyReset, PlanMembership, Rule
 from ratelimits.models.access.targets import canonical
 from ratelimits.models.keys import spelled_key
 from ratelimits.naming import is_shown
 from ratelimits.quota.standings import live_limits, with_text
 from ratelimits.rules import RulesUnavailable, Snapshot
 from ratelimits.rules.access import AccessRow
+from ratelimits.status.additions import InspectedKey, nothing, registered
 from ratelimits.status.keys import (
     MAX_KEYS,
     KnownKey,
-    keys_of_account,
     known_accounts,
     known_keys,
     looks_secret,
@@ -101,6 +88,7 @@ class InspectAdmin(ReadOnlyAdmin):
             "q": text[:MAX_TEXT],
             "account": account[:MAX_TEXT],
             "at": typed_at[:MAX_LENGTH],
+            "knows_past": any(added.inspector is not nothing for added in registered),
             "none": NO_ACCOUNT,
             **_Page(self.admin_site, request, typed_at).context(text, account),
             **(extra_context or {}),
@@ -144,7 +132,7 @@ class _Page:
         If there is only one such key, return the values for this key.
         """
         if (network := _network(text)) is not None:
-            blocks = self._list_url(Access, {"q": text}) if self._may_view(Access) else ""
+            blocks = list_url(self._site, Access, {"q": text}) if self._may_view(Access) else ""
             problem = (
                 _("%s is a network. This page shows one address at a time: write an address of the network.") % network
             )
@@ -214,24 +202,10 @@ class _Page:
         context["running"] = running_overrides(self._request, self._site, keys)
         if may_operate(self._request) or self._may_view(Access):
             context["access"] = shown_access(identity, key, snapshot)
-        if self._may_view(PeriodUsage) and identity.account_id:
-            context["usage"] = shown_usage(identity.account_id, now)
-        if self._may_view(Line):
-            context |= self._refusals(identity, key, now, moment)
+        account_url = context.get("key_account_url", "")
+        asked = InspectedKey(self._request, self._site, identity, key, now, moment, account_url, self._inspect_url)
+        context["panels"] = [panel for added in registered for panel in added.inspector(asked)]
         context["actions"] = list(self._actions(key, account))
-        return context
-
-    def _refusals(self, identity: Identity, key: str, now: float, moment: int | None) -> dict[str, Any]:
-        """Return the template's values that come from the ledger: the refusals, and the keys of an account."""
-        context: dict[str, Any] = {
-            "refusals": shown_refusals(identity, key, now, self._pages().rule, self._row_url(Rule, "history"), moment),
-            "records": bool(conf.RECORD_SAMPLE),
-            "lines_url": self._lines_url(identity),
-        }
-        if identity.account == key:
-            keys = keys_of_account(identity.account_id)
-            urls = [(name, self._inspect_url(name, identity.account_id)) for name in keys[:MAX_KEYS]]
-            context |= {"keys": urls, "more_keys": len(keys) > MAX_KEYS}
         return context
 
     def _inspect_url(self, key: str, account: str = "") -> str:
@@ -267,24 +241,8 @@ class _Page:
             inspect=reverse(f"{site}:ratelimits_inspect_changelist"),
         )
 
-    def _row_url(self, model: type[models.Model], page: str = "change") -> str:
-        """Return the URL of a row's page, with "{}" in place of the primary key; "" if the user may not open it."""
-        if not self._may_view(model):
-            return ""
-        name = f"{self._site.name}:ratelimits_{model._meta.model_name}_{page}"
-        return reverse(name, args=[0]).replace("/0/", "/{}/")
-
-    def _list_url(self, model: type[models.Model], query: dict[str, str]) -> str:
-        if not self._site.is_registered(model):
-            return ""
-        url = reverse(f"{self._site.name}:ratelimits_{model._meta.model_name}_changelist")
-        return f"{url}?{urlencode(query)}" if query else url
-
-    def _lines_url(self, identity: Identity) -> str:
-        if not identity.account_id:
-            return ""
-        searched = " ".join(filter(None, (identity.account_id, identity.narrowest_key)))
-        return self._list_url(Line, {"q": searched})
+    def _row_url(self, model: type[models.Model]) -> str:
+        return row_url(self._request, self._site, model)
 
     def _searched_tables(self) -> set[type[models.Model]]:
         return searched_tables(self._request, self._site)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from django.contrib.admin import AdminSite
+from django.template.loader import render_to_string
 from django.utils.translation import gettext as _
 
 from ratelimits.admin.inspect.access import targets_of
 from ratelimits.admin.inspect.rule_histories import PastRule, RuleHistories
+from ratelimits.admin.operate.chosen_key import list_url, may_view, row_url
 from ratelimits.conf import conf
 from ratelimits.identity import Identity
+from ratelimits.models import Line, Rule
 from ratelimits.models.status.totals import DAY, QUARTER
 from ratelimits.moments import moment, when
 from ratelimits.recording import refused_requests
+from ratelimits.status.additions import InspectedKey, Panel
 from ratelimits.status.counted import before_first_drain
+from ratelimits.status.keys import MAX_KEYS, keys_of_account
 from ratelimits.status.refusals import (
     MAX_REFUSALS,
     RefusedRequests,
@@ -113,6 +119,37 @@ class Refusals(NamedTuple):
     nothing_drained: str
     why_unknown: str
     of_account: bool
+
+
+def refusal_panels(asked: InspectedKey) -> Iterator[Panel]:
+    """Yield the newest refusals, and the tables of all refusals with the keys of an account.
+
+    Yield nothing for a user who may not view ledger lines.
+    """
+    request, site, identity, key = asked.request, asked.site, asked.identity, asked.key
+    if not may_view(request, site, Line):
+        return
+    pages = row_url(request, site, Rule), row_url(request, site, Rule, "history")
+    context: dict[str, Any] = {
+        "refusals": shown_refusals(identity, key, asked.now, *pages, asked.at),
+        "records": bool(conf.RECORD_SAMPLE),
+        "lines_url": _lines_url(site, identity),
+        "account": identity.account_id,
+        "account_url": asked.account_url,
+        "is_user": identity.user is not None,
+    }
+    if identity.account == key:
+        keys = keys_of_account(identity.account_id)
+        urls = [(name, asked.url_of(name, identity.account_id)) for name in keys[:MAX_KEYS]]
+        context |= {"keys": urls, "more_keys": len(keys) > MAX_KEYS}
+    yield Panel(render_to_string("ratelimits/admin/inspect_lately.html", context), leads=True)
+    yield Panel(render_to_string("ratelimits/admin/inspect_all_refusals.html", context))
+
+
+def _lines_url(site: AdminSite, identity: Identity) -> str:
+    if not identity.account_id:
+        return ""
+    return list_url(site, Line, {"q": " ".join(filter(None, (identity.account_id, identity.narrowest_key)))})
 
 
 def shown_refusals(

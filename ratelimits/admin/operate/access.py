@@ -5,12 +5,11 @@ A block refuses all requests of a key or network. An allow exempts all requests 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import QuerySet, Sum
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext as _
@@ -28,30 +27,15 @@ from ratelimits.admin.typed import MOMENTS, moment_inputs
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import identify
-from ratelimits.models import Access, ProcessTotal
+from ratelimits.models import Access
 from ratelimits.models.access.targets import address_count
 from ratelimits.models.history import MAX_REASON
 from ratelimits.models.keys import key_name
 from ratelimits.rules.access import AccessIndex, of_model
+from ratelimits.status.additions import requests_of
 from ratelimits.status.keys import known_keys, no_effect_text
 
 _DAY = 86_400
-
-
-def requests_of(targets: list[str] | None = None, seconds: int = _DAY) -> dict[str, int]:
-    """Return, by target, the number of requests that a block refused or an allow exempted.
-
-    Count only these `targets` (all targets if it is None), and only requests of the last `seconds`. The table counts a
-    request once for each of its meters. So return the count of the meter with the most requests.
-    """
-    rows = ProcessTotal.objects.using(conf.DATABASE).filter(kind__in=("blocked", "exempt"))
-    rows = rows.filter(bin__gte=int(time.time()) - seconds)
-    if targets is not None:
-        rows = rows.filter(key__in=[ledger_name(key_name(target)) for target in targets])
-    counts: dict[str, int] = {}
-    for key, _meter, requests in rows.order_by().values_list("key", "meter").annotate(Sum("requests")):
-        counts[key] = max(counts.get(key, 0), requests)
-    return counts
 
 
 @admin.register(Access)
@@ -95,16 +79,19 @@ class AccessAdmin(EndsRows, KeySuggestions, AuditedAdmin):
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
         """Return the columns. The column of requests reads the totals only once for all rows of the list."""
-        counts: dict[str, int] | None = None
+        count = requests_of()
+        counts: Mapping[str, int] | None = None
 
         @admin.display(description=gettext_lazy("requests in 24 hours"))
         def requests(row: Access) -> str:
             nonlocal counts
+            assert count is not None
             if counts is None:
-                counts = requests_of()
+                counts = count(None, _DAY)
             return f"{counts.get(ledger_name(key_name(row.target)), 0):,}"
 
-        return self.columns(["target", "effect", "state", "valid_from", "valid_until", requests, "reason"])
+        counted = [] if count is None else [requests]
+        return self.columns(["target", "effect", "state", "valid_from", "valid_until", *counted, "reason"])
 
     @admin.display(description=gettext_lazy("state"))
     def state(self, row: Access) -> str:
@@ -117,9 +104,10 @@ class AccessAdmin(EndsRows, KeySuggestions, AuditedAdmin):
     @admin.display(description=gettext_lazy("requests in 30 days"))
     def requests(self, row: Access | None) -> str:
         """Return the number of requests that were refused or exempted for the row's target in 30 days."""
-        if row is None or row.pk is None:
+        count = requests_of()
+        if count is None or row is None or row.pk is None:
             return "–"
-        return f"{sum(requests_of([row.target], 30 * _DAY).values()):,}"
+        return f"{sum(count([row.target], 30 * _DAY).values()):,}"
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         context = {**(extra_context or {}), "may_operate": may_operate(request)}
@@ -167,11 +155,14 @@ class AccessAdmin(EndsRows, KeySuggestions, AuditedAdmin):
         the row, and this choice is not a column.
         """
         hidden = set() if may_operate(request) else {LASTS}
+        if requests_of() is None:
+            hidden.add("requests")
         fieldsets = []
         for title, options in super().get_fieldsets(request, obj):
             if obj is not None or options["fields"] != [REASON]:
                 fields = [name for name in options["fields"] if name not in hidden]
-                fieldsets.append((title, {**options, "fields": fields}))
+                if fields:
+                    fieldsets.append((title, {**options, "fields": fields}))
         return fieldsets
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:

@@ -13,6 +13,7 @@ from django.core.exceptions import ValidationError
 from django.db import models
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
+from django.urls import reverse
 from django.utils.translation import gettext as _
 
 from ratelimits.admin.inspected import inspect_url, may_inspect
@@ -218,6 +219,20 @@ def searched_tables(request: HttpRequest, site: AdminSite) -> set[type[models.Mo
     if may_operate(request) or may_view(request, site, Access):
         viewable.add(Access)
     return viewable | {used.table for used in used_keys() if may_view(request, site, used.shown_with)}
+
+
+def row_url(request: HttpRequest, site: AdminSite, model: type[models.Model], page: str = "change") -> str:
+    """Return the URL of a row's page, with "{}" in place of the primary key; "" if the user may not open it."""
+    if not may_view(request, site, model):
+        return ""
+    return reverse(f"{site.name}:ratelimits_{model._meta.model_name}_{page}", args=[0]).replace("/0/", "/{}/")
+
+
+def list_url(site: AdminSite, model: type[models.Model], query: dict[str, str]) -> str:
+    """Return the URL of the list of a table's rows, with this query; "" if the site does not have the list."""
+    if not site.is_registered(model):
+        return ""
+    return f"{reverse(f'{site.name}:ratelimits_{model._meta.model_name}_changelist')}?{urlencode(query)}"
 
 
 def may_view(request: HttpRequest, site: AdminSite, model: Any) -> bool:

@@ -23,7 +23,7 @@ from ratelimits.models.keys import COVERS, key_name
 from ratelimits.moments import moment
 from ratelimits.rules import AppliedRule, ExplainedRule, UnreadableRule
 from ratelimits.rules.selection import key_of, plain_key
-from ratelimits.status.refusals import refused_lately, with_meters_joined
+from ratelimits.status.additions import registered
 
 #: An id that no user and no API key has, because an id is never a space. It stands for any key of an account or user.
 _ANY = " "
@@ -40,9 +40,9 @@ class OfferedRule:
     counts_key_itself  whether the rule counts the key itself. Otherwise the rule counts each key of the user or account
                        separately
     refused_at         start of the quarter of an hour in which the rule last refused a request, in s since 1970 UTC; 0
-                       if the rule refused no request in the last 24 hours
-    refused            the number of requests that the rule refused in the last 24 hours. It is too low if there are
-                       more rows than `refused_lately` returns
+                       if the rule refused no request in the last 24 hours, or if this is not known
+    refused            the number of requests that the rule refused in the last 24 hours. It is too low if very many
+                       keys were refused
     """
 
     name: str
@@ -138,7 +138,7 @@ def offered_rules(identity: Identity, key: str) -> list[OfferedRule]:
         for explained in snapshot.in_any_scope(any_key):
             if isinstance(explained.rule, AppliedRule) and explained.rule.key_kind in COVERS[kind] - {kind}:
                 found.setdefault(explained.row.name, (explained, False))
-    refusals = _last_refusals(identity, key)
+    refusals = dict(pair for added in registered for pair in added.last_refusals(identity, key))
     no_refusals = 0, 0
     offered = [
         OfferedRule(
@@ -160,24 +160,6 @@ def offered_rules(identity: Identity, key: str) -> list[OfferedRule]:
 def _counted_key(explained: ExplainedRule, identity: Identity) -> str | None:
     """Return the key under which a rule counts the requests of an identity; None if the rule does not apply."""
     return plain_key(key_of(identity, explained.rule.key_kind)) if isinstance(explained.rule, AppliedRule) else None
-
-
-def _last_refusals(identity: Identity, key: str) -> dict[int, tuple[int, int]]:
-    """Return, for each rule with refusals of the key in 24 hours, a moment and the number of refused requests.
-
-    The moment is the start of the newest quarter of an hour with refusals, in s since 1970 UTC. Only the newest rows
-    are counted (see `refused_lately`). The result is empty for a key without an account.
-    """
-    if not identity.account:
-        return {}
-    is_account = key == identity.account
-    newest_first = refused_lately(identity.account_id, "" if is_account else key, time.time())
-    refusals: dict[int, tuple[int, int]] = {}
-    for row in with_meters_joined(newest_first):
-        if row.denied:
-            start, refused = refusals.get(row.rule, (row.start, 0))
-            refusals[row.rule] = start, refused + row.denied
-    return refusals
 
 
 def explained_sentence(explained: ExplainedRule) -> str:
