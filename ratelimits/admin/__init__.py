@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from django.contrib import admin
 
-from ratelimits.admin import accounts, adjustments, alerts, counted, push, quarantine, rules, usage
+from ratelimits.admin import accounts, adjustments, alerts, counted, push, quarantine, usage
 from ratelimits.admin.changes import page as changes
 from ratelimits.admin.inspect import page as inspector
 from ratelimits.admin.operate import access, gaps, resets
 from ratelimits.admin.reports import lines
 from ratelimits.admin.reports import page as reports
-from ratelimits.admin.rule_form import overrides
+from ratelimits.admin.rule_form import overrides, rules
 from ratelimits.admin.status import page as status
 from ratelimits.admin.status import shadow, tags
 from ratelimits.status import additions

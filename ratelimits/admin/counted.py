@@ -16,10 +16,15 @@ from ratelimits.admin.inspect.refusals import refusal_panels
 from ratelimits.admin.inspect.usage import shown_usage
 from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.operate.chosen_key import may_view
+from ratelimits.admin.rule_form.affected import affected
+from ratelimits.admin.rule_form.recorded import recorded_hour
+from ratelimits.admin.rule_form.yesterday import yesterday_page
+from ratelimits.admin.status.shadow import enforce_page
 from ratelimits.admin.status.usage import may_view_lines, recent_refusals, requests_over_time
+from ratelimits.algorithms.limits import Algorithm
 from ratelimits.engine.keys import ledger_name
-from ratelimits.models import PeriodUsage
-from ratelimits.status.additions import Additions, InspectedKey, Panel
+from ratelimits.models import PeriodUsage, Rule
+from ratelimits.status.additions import Additions, InspectedKey, Panel, RuleEffect, RulePage
 from ratelimits.status.refusals import refused_of_keys
 
 
@@ -48,9 +53,26 @@ def _refused_column(page: InspectedAdmin, request: HttpRequest) -> Iterator[Any]
     yield refused
 
 
+def _effect(rule: Rule, algorithm: Algorithm) -> RuleEffect:
+    keys = affected(rule, algorithm)
+    return RuleEffect(keys.text, keys.refuses_everyone)
+
+
 ADDITIONS = Additions(
     status=requests_over_time,
     index=recent_refusals,
     inspector=_inspector,
     columns=_refused_column,
+    effect=_effect,
+    trials=recorded_hour,
+    rule_pages=(
+        RulePage(
+            "yesterday",
+            "yesterday/",
+            yesterday_page,
+            button=_("Try the rule on the requests of the last 24 hours, without saving it"),
+            task=_("Would a limit have refused anyone in the last 24 hours?"),
+        ),
+        RulePage("enforce", "<path:object_id>/enforce/", enforce_page),
+    ),
 )

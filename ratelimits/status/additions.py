@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db.models import Model
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
 
+from ratelimits.algorithms.limits import Algorithm
 from ratelimits.identity import Identity
+from ratelimits.models import Rule
+from ratelimits.simulate.trial import TrialResult
 from ratelimits.status.fact import Fact
 from ratelimits.status.redis_state import RedisState
 
@@ -84,6 +87,32 @@ class Panel:
     leads: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class RuleEffect:
+    """What a rule would do to the keys in use: in sentences, and whether it would refuse every request."""
+
+    text: str
+    refuses_everyone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RulePage:
+    """A further page below the list of rules.
+
+    name    the end of its URL's name
+    path    its path below the path of the list
+    view    answers a request, for the admin page of rules and the parameters of the path
+    button  the text of the button on the form of a rule that opens the page with the typed rule; "" for no button
+    task    the text of the link on the index; "" for no link
+    """
+
+    name: str
+    path: str
+    view: Callable[..., HttpResponse]
+    button: Any = ""
+    task: Any = ""
+
+
 def nothing(*_arguments: Any) -> tuple[Any, ...]:
     """Add nothing."""
     return ()
@@ -110,6 +139,9 @@ class Additions:
     columns    returns columns of a list whose rows belong to keys, for its admin page and a request
     last_refusals  returns, by rule, when it last refused the key of an identity (the start of the bin, in s since 1970
                    UTC), and how many requests in 24 hours
+    effect      returns what a rule with this algorithm would do to the keys in use. None if no used keys are known
+    trials      returns what a rule, which may be unsaved, would have admitted
+    rule_pages  further pages about rules
     requests_of    returns, by target, how many requests a block refused or an allow exempted: of these targets (of all,
                    if they are None), in this number of seconds. None if this is not known
     """
@@ -124,6 +156,9 @@ class Additions:
     inspector: Callable[[InspectedKey], Iterable[Panel]] = nothing
     columns: Callable[[Any, HttpRequest], Iterable[Any]] = nothing
     last_refusals: Callable[[Identity, str], Iterable[tuple[int, tuple[int, int]]]] = nothing
+    effect: Callable[[Rule, Algorithm], RuleEffect] | None = None
+    trials: Callable[[Rule], Iterable[TrialResult]] = nothing
+    rule_pages: tuple[RulePage, ...] = ()
     requests_of: Callable[[Collection[str] | None, int], Mapping[str, int]] | None = None
 
 
@@ -145,3 +180,8 @@ def used_keys() -> list[UsedKeys]:
 def requests_of() -> Callable[[Collection[str] | None, int], Mapping[str, int]] | None:
     """Return the function that counts the requests of blocks and allows; None if nothing counts them."""
     return next((added.requests_of for added in registered if added.requests_of is not None), None)
+
+
+def rule_pages() -> list[RulePage]:
+    """Return the further pages about rules."""
+    return [page for added in registered for page in added.rule_pages]

@@ -9,8 +9,7 @@ from django.core.exceptions import ValidationError
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext_lazy as _
 
-from ratelimits.admin.rule_form.affected import affected
-from ratelimits.admin.rule_form.rule_text import explanations
+from ratelimits.admin.rule_form.rule_text import effect, explanations
 from ratelimits.admin.rule_form.typed_forms import SuggestingInput, TypedRates
 from ratelimits.algorithms.limits import ALGORITHMS, fields_of
 from ratelimits.algorithms.windows import BILLING_PERIOD
@@ -150,8 +149,8 @@ class SavedRuleForm(RuleForm):
         saved = None if self.instance.pk is None else Rule.objects.filter(pk=self.instance.pk).first()
         if saved is not None and all(getattr(saved, name) == getattr(self.instance, name) for name in _WHO_IS_REFUSED):
             return
-        affected_keys = affected(self.instance, self.instance.to_algorithm())
-        if affected_keys.refuses_everyone:
+        expected = effect(self.instance, self.instance.to_algorithm())
+        if expected.refuses_everyone:
             button = '{} <button type="submit" class="button" name="{}" value="1">{}</button>'
             label = _("Save the rule, and refuse everyone")
-            self.add_error(None, ValidationError(format_html(button, affected_keys.text, EVERYONE_MEANT, label)))
+            self.add_error(None, ValidationError(format_html(button, expected.text, EVERYONE_MEANT, label)))

@@ -136,24 +136,24 @@ def _identity(row: RecordedRequest) -> Identity:
     return Identity(row.user or None, row.api_key or None, row.account or None, row.address or None)
 
 
-def recorded_hour(rule: Rule) -> TrialResult | None:
-    """Return what a rule would have admitted in the hour before the newest recorded request.
+def recorded_hour(rule: Rule) -> Iterator[TrialResult]:
+    """Yield what a rule would have admitted in the hour before the newest recorded request.
 
-    If the hour has more than `MAX_OF_HOUR` requests, take a shorter time. Return None if there is no recorded request
+    If the hour has more than `MAX_OF_HOUR` requests, take a shorter time. Yield nothing if there is no recorded request
     that the rule counts. Raise an error of `UNAVAILABLE` if nothing can be decided.
     """
     trace = _newest(LOOK_BACK, MAX_OF_HOUR, [rule])
     if not trace.rows:
-        return None
+        return
     end = trace.rows[-1].at + 1  # The span includes its start and excludes its end.
     known_since = trace.rows[0].at if trace.more else 0  # If there are older requests, they were not read.
     start = max(end - HOUR * MICROSECONDS, known_since)
     decided = replayed(rule, trace._replace(rows=[row for row in trace.rows if row.at >= start]))
     if not decided:
-        return None
+        return
     requested = sum(request.cost for request in decided)
     admitted_requests = [request for request in decided if request.allowed]
-    return TrialResult(
+    yield TrialResult(
         kind="recorded",
         length=Decimal(end - start) / MICROSECONDS,
         permits=requested,

@@ -1,4 +1,4 @@
-"""A whole rule in sentences: its limit, its plan, what happens above the limit, and whether the rule bills."""
+"""A whole rule in sentences: its limit, its plan, what happens above the limit, whether it bills, and its effect."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from django.utils.translation import gettext as _
 
-from ratelimits.algorithms.limits import ALGORITHMS
+from ratelimits.algorithms.limits import ALGORITHMS, Algorithm
 from ratelimits.models import Rule
 from ratelimits.models.rule_parts.refusal import RefusalStatus
+from ratelimits.status.additions import RuleEffect, registered
 
 
 def rule_text(rule: Rule) -> str:
@@ -37,6 +38,18 @@ def _sentences(rule: Rule) -> Iterator[str]:
         yield _("This rule bills: the ledger lines of admitted requests name this rule.")
     elif rule.bills:
         yield _("If this rule is enforced, it bills: ledger lines will then name this rule.")
+
+
+def effect(rule: Rule, algorithm: Algorithm) -> RuleEffect:
+    """Return what a rule with this algorithm would do to the keys in use. The rule may be unsaved.
+
+    If no used keys are known, only an enforced rule that admits nothing, and is for everyone, has an effect.
+    """
+    known = next((added.effect for added in registered if added.effect is not None), None)
+    if known is not None:
+        return known(rule, algorithm)
+    refuses_everyone = algorithm.admits_nothing and rule.mode == Rule.Mode.ENFORCE and not rule.group
+    return RuleEffect(_("Everyone would be refused.") if refuses_everyone else "", refuses_everyone)
 
 
 def explanations() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The page that tries a typed rule on the recorded requests of the last 24 hours. The rule is not saved."""
+"""The page that tries a typed rule, or a short limit, on the recorded requests of 24 hours. Nothing is saved."""
 
 from __future__ import annotations
 
@@ -6,20 +6,35 @@ import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
+from django import forms
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import reverse
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
+from ratelimits.admin.inspected import inspect_url, may_inspect
+from ratelimits.admin.rule_form.forms import scopes_of_views
 from ratelimits.admin.rule_form.recorded import LOOK_BACK, MAX_REQUESTS, ReplayResult, recorded_day, replay_result
+from ratelimits.admin.rule_form.rule_text import rule_text
+from ratelimits.admin.rule_form.rules import RuleAdmin
+from ratelimits.admin.rule_form.typed_forms import SuggestingInput
+from ratelimits.algorithms import typed_rates
 from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.algorithms.typed_numbers import Mistyped
 from ratelimits.algorithms.wording import Wording, amount, number
 from ratelimits.conf import conf
 from ratelimits.models import Rule
+from ratelimits.models.fields.numbers import mistyped, notation
 from ratelimits.models.fields.scopes import split_scope
 from ratelimits.models.keys import KeyKind
 from ratelimits.moments import moment
 from ratelimits.quota.standings import UNAVAILABLE
 from ratelimits.recording import Trace, scopes_since
+from ratelimits.status.keys import searched_name
 
 #: Number of keys that are listed.
 TOP = 20
@@ -27,6 +42,101 @@ TOP = 20
 _MAX_SCOPES = 20
 #: If the recorded requests cover less time than this (µs), the page says so.
 _WHOLE_DAY = 23 * 3_600 * MICROSECONDS
+
+
+#: The rule has these values. The form does not ask for them.
+_FIXED_VALUES = {"name": "tried", "meter": "requests", "mode": "enforce", "algorithm": "sliding_window"}
+
+
+class QuickTryForm(forms.Form):
+    """A form that asks for a limit such as "50 a minute", for the kind of key, and for the scope."""
+
+    required_css_class = "required"
+    limit = forms.CharField(
+        label=gettext_lazy("Limit"),
+        max_length=60,
+        help_text=gettext_lazy("Such as 50 a minute, 50/m, 1000/h or 10/5min."),
+    )
+    key_kind = forms.ChoiceField(label=gettext_lazy("Counted per"), choices=KeyKind.choices, initial=KeyKind.CALLER)
+    scope = forms.CharField(
+        label=gettext_lazy("Scope"),
+        max_length=255,
+        initial="*",
+        widget=SuggestingInput(scopes_of_views),
+        help_text=gettext_lazy("* stands for all requests."),
+    )
+
+    def clean_limit(self) -> str:
+        """Return the typed limit. Refuse a number without a time, and a text that is not a limit."""
+        limit = str(self.cleaned_data["limit"])
+        try:
+            typed_rates.rate(limit, notation())
+        except Mistyped as error:
+            if error.is_ambiguous:
+                raise mistyped(error) from error
+            hint = _(
+                "Write a number and a time: 50/s, 50/m, 50/h, 50/d, 50/week, 50/5min or 50 a minute. Months have no"
+                " fixed length: write days, such as 1000/30d."
+            )
+            raise ValidationError(hint) from error
+        return limit
+
+    def rule_values(self) -> dict[str, Any]:
+        """Return the values for the form of a rule that counts in a sliding window.
+
+        `capacity` gets the whole limit, such as "50/m". The form of a rule splits it into a capacity and a period.
+        """
+        data = self.cleaned_data
+        return {**_FIXED_VALUES, "capacity": data["limit"], "key_kind": data["key_kind"], "scope": data["scope"]}
+
+    @staticmethod
+    def rule_query(rule: Any) -> str:
+        """Return a query string for the page that adds a rule. The form then has the values of the tried rule."""
+        values = {name: getattr(rule, name) for name in ("scope", "key_kind", "meter", "algorithm", "capacity")}
+        return f"?{urlencode({**values, 'period': f'{rule.period.normalize():f}'})}"
+
+
+def yesterday_page(page: RuleAdmin, request: HttpRequest) -> HttpResponse:
+    """Return a page that shows what the typed rule would have decided about the requests of the last 24 hours.
+
+    Only recorded requests are known. Without a typed rule, the page asks for a limit.
+    """
+    short_form = None if request.POST else QuickTryForm(request.GET if "limit" in request.GET else None)
+    context: dict[str, Any] = {"short_form": short_form}
+    rule = None
+    if short_form is None or short_form.is_valid():
+        form = page.tried_form(request, None if short_form is None else short_form.rule_values())
+        rule, errors = form.typed_rule()
+        context["errors"] = form.errors_with_labels(errors)
+    elif not page.may_try(request):
+        raise PermissionDenied
+    if rule is not None:
+        context |= _yesterday_of(page, request, rule)
+        if short_form is not None and page.has_add_permission(request):
+            add = reverse(f"{page.admin_site.name}:ratelimits_rule_add")
+            context["add_url"] = add + short_form.rule_query(rule)
+    title = _("Would a limit have refused anyone in the last 24 hours?")
+    context |= {**page.admin_site.each_context(request), "title": title}
+    if rule is not None and short_form is not None:
+        rule.name = ""  # The name is from the short form. The user has not typed it.
+    context |= {"opts": page.model._meta, "rule_text": rule and rule_text(rule)}
+    return TemplateResponse(request, "ratelimits/admin/rule_yesterday.html", context)
+
+
+def _yesterday_of(page: RuleAdmin, request: HttpRequest, rule: Rule) -> dict[str, Any]:
+    saved = page.get_queryset(request).filter(pk=rule.pk).first()
+    user: Any = request.user
+    context = yesterday(rule, saved, with_keys=user.has_perm("ratelimits.view_line"))
+    has_links, site = may_inspect(request), page.admin_site.name
+    context["keys"] = [
+        (
+            row,
+            inspect_url(row.key, site=site) if has_links and ":" in row.key else "",
+            searched_name(row.key) if has_links and row.key.startswith("api_key:") else "",
+        )
+        for row in context.get("keys", ())
+    ]
+    return context
 
 
 class ComparedKey(NamedTuple):

@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy
 
 from ratelimits.admin.inspected import may_inspect
 from ratelimits.admin.operate.confirming import may_operate
+from ratelimits.status.additions import rule_pages
 
 #: The groups of the index, each with the names of its models. Groups and models are in the order of the index.
 GROUPS: tuple[tuple[Any, tuple[str, ...]], ...] = (
@@ -40,7 +41,7 @@ def tasks(request: HttpRequest, site: str) -> list[tuple[str, str]]:
         (_("Give more"), "access_grant", "", may_operate(request)),
         (_("Reset a key"), "keyreset_add", "", may_operate(request)),
         (_("Block somebody"), "access_add", "?effect=block", may_operate(request)),
-        (_("Would a limit have refused anyone in the last 24 hours?"), "rule_yesterday", "", may_try),
+        *((page.task, f"rule_{page.name}", "", may_try) for page in rule_pages() if page.task),
     )
     links = []
     for text, name, query, may in all_tasks:

@@ -1,33 +1,44 @@
-"""The shadow page: the requests that rules in shadow mode would have refused in the last 24 hours, by key."""
+"""The shadow page: whose requests shadow rules would have refused in 24 hours. A second page enforces such a rule."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from copy import copy
 from typing import Any
 
-from django.contrib import admin
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin import AdminSite
+from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse
+from django.db import router, transaction
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ratelimits.admin.audited import ReasonForm, recorded_user
 from ratelimits.admin.inspected import inspect_url, may_inspect
+from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed
 from ratelimits.admin.readonly import ReadOnlyAdmin
+from ratelimits.admin.rule_form.affected import affected
+from ratelimits.admin.rule_form.rules import RuleAdmin
 from ratelimits.admin.status.usage import bars
 from ratelimits.models import Rule, Shadow
+from ratelimits.models.versions import editing
 from ratelimits.moments import moment
 from ratelimits.status.refusals import MAX_RULES, ShadowRule, hours_until, shadow_refusals
 
 
-def may_see_shadow(request: HttpRequest) -> bool:
+def _may_see_shadow(request: HttpRequest) -> bool:
     """Return whether the user may open the shadow page."""
     user: Any = request.user
     return bool(user.has_perm("ratelimits.view_shadow"))
 
 
-def shadow_summary(shadow_rule: ShadowRule) -> str:
+def _shadow_summary(shadow_rule: ShadowRule) -> str:
     """Return a sentence with the number of requests that the rule would have refused."""
     if not shadow_rule.total:
         return _("The rule would have refused nobody in the last 24 hours.")
@@ -82,7 +93,7 @@ class ShadowAdmin(ReadOnlyAdmin):
                 if may_change and rule.mode == Rule.Mode.SHADOW
                 else ""
             ),
-            "summary": shadow_summary(shadow_rule),
+            "summary": _shadow_summary(shadow_rule),
             "chart": bars("shadow", description, shadow_rule.hours, labels) if shadow_rule.total else "",
             "first": labels[0],
             "last": labels[-1],
@@ -94,3 +105,79 @@ class ShadowAdmin(ReadOnlyAdmin):
             ],
             "more_keys": shadow_rule.key_count - len(shadow_rule.keys),
         }
+
+
+def enforce_page(page: RuleAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
+    """Show whose requests a rule would have refused. If the user confirms, set the rule's mode to `enforce`."""
+    if not page.has_change_permission(request):
+        raise PermissionDenied
+    rule = page.get_object(request, unquote(object_id))
+    if rule is None:
+        raise Http404
+    rows = page.get_queryset(request).filter(pk=rule.pk)
+    return _enforcing(request, page.admin_site, rule, lambda: page.set_mode(request, rows, Rule.Mode.ENFORCE))
+
+
+class _ConfirmForm(ReasonForm):
+    """A form that asks for the reason of the change. `version` is the version of the rule that the page has shown."""
+
+    version = forms.CharField(required=False, widget=forms.HiddenInput)
+
+
+def _enforcing(request: HttpRequest, site: AdminSite, rule: Rule, enforce: Callable[[], None]) -> HttpResponse:
+    """Show whose requests the rule would have refused. After the user has confirmed, call `enforce`.
+
+    If the rule was edited after the page was shown, show the page again. The caller must check that the user may change
+    the rule.
+    """
+    name = "shadow_changelist" if _may_see_shadow(request) else "rule_changelist"
+    back = reverse(f"{site.name}:ratelimits_{name}")
+    if rule.mode == Rule.Mode.ENFORCE:
+        messages.warning(request, _("The rule %(rule)s is already enforced.") % {"rule": rule})
+        return HttpResponseRedirect(back)
+    form = _ConfirmForm(request.POST if is_confirmed(request) else None, initial={"version": rule.version})
+    if is_confirmed(request) and form.is_valid():
+        with recorded_user(request):
+            if _enforced(rule, form.cleaned_data["version"], enforce):
+                return HttpResponseRedirect(back)
+        messages.warning(request, _("The rule was edited after the page was shown. Look at the rule again."))
+        return HttpResponseRedirect(request.path)
+    return confirmation(request, site, Rule._meta, _consequences(request, rule), back, form=form)
+
+
+def _enforced(rule: Rule, version: str, enforce: Callable[[], None]) -> bool:
+    """Call `enforce` and return True. If the rule no longer has this version, change nothing and return False."""
+    using = router.db_for_write(Rule)
+    with editing(using):
+        # In this block, nobody else can edit the rule.
+        current_version = Rule.objects.using(using).filter(pk=rule.pk).values_list("version", flat=True).first()
+        if str(current_version) != version:
+            transaction.set_rollback(True, using=using)
+            return False
+        enforce()
+    return True
+
+
+def _consequences(request: HttpRequest, rule: Rule) -> Consequences:
+    title = _("Enforce %(rule)s") % {"rule": rule}
+    if rule.unreadable():
+        return Consequences(title, [], [rule.sentence()])
+    (shadow_rule,) = shadow_refusals(time.time(), rule)
+    enforced = copy(rule)
+    enforced.mode = Rule.Mode.ENFORCE
+    affected_keys = affected(enforced, rule.to_algorithm())
+    sentences = [
+        f"{rule.sentence()}.",
+        _("From the next request on, the rule refuses requests above its limit."),
+        _shadow_summary(shadow_rule),
+    ]
+    user: Any = request.user
+    may_see_keys = _may_see_shadow(request) or user.has_perm("ratelimits.view_line")
+    rows = [(key.key, key.account or "–", f"{key.requests:,}") for key in shadow_rule.keys] if may_see_keys else []
+    heads = [_("key"), _("account"), _("requests that the rule would have refused")]
+    warnings: list[str] = []
+    if affected_keys.refuses_everyone:
+        warnings.append(affected_keys.text)
+    else:
+        sentences.append(affected_keys.text)
+    return Consequences(title, sentences, warnings, heads, rows)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
-from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
@@ -17,19 +17,14 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from ratelimits.admin.audited import AuditedAdmin
-from ratelimits.admin.inspected import inspect_url, may_inspect
 from ratelimits.admin.rule_form import starting_points
-from ratelimits.admin.rule_form.affected import affected
-from ratelimits.admin.rule_form.enforcing import enforcing
 from ratelimits.admin.rule_form.forms import MAIN_NUMBERS, SavedRuleForm, TriedRuleForm
-from ratelimits.admin.rule_form.quick_try import QuickTryForm
-from ratelimits.admin.rule_form.rule_text import rule_text
+from ratelimits.admin.rule_form.rule_text import effect, rule_text
 from ratelimits.admin.rule_form.trial import trial_of
-from ratelimits.admin.rule_form.yesterday import yesterday
 from ratelimits.admin.suggestions import RowSuggestions
 from ratelimits.models import Rule
 from ratelimits.models.fields.rule_fields import PARAMETERS
-from ratelimits.status.keys import searched_name
+from ratelimits.status.additions import rule_pages
 
 
 @admin.register(Rule)
@@ -70,7 +65,7 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
         Only a new rule has links to starting points. Only users who may save rules see what the rule admits.
         """
         hidden = set() if obj is None else {"starts"}
-        if not self._may_try(request):
+        if not self.may_try(request):
             hidden.add("admits")
         fieldsets = []
         for title, options in super().get_fieldsets(request, obj):
@@ -79,7 +74,8 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
                 fieldsets.append((title, {**options, "fields": fields}))
         return fieldsets
 
-    def _may_try(self, request: HttpRequest) -> bool:
+    def may_try(self, request: HttpRequest) -> bool:
+        """Return whether the user may try rules: whoever may save them."""
         return self.has_add_permission(request) or self.has_change_permission(request)
 
     @admin.display(description=_("rule"), ordering="name")
@@ -102,20 +98,16 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
 
     @admin.display(description=_("under load"))
     def admits(self, rule: Rule | None) -> str:
-        """Return an HTML element in which a script shows the chart, and two buttons that open pages.
+        """Return an HTML element in which a script shows the chart, and buttons that open pages.
 
-        The page of the first button has the same chart, for browsers without JavaScript. The page of the second button
-        replays recorded requests.
+        The page of the first button has the same chart, for browsers without JavaScript. Floors above add other pages.
         """
-        return format_html(
-            '<div data-ratelimits-trial="{0}" aria-live="polite"></div><button type="submit" class="button"'
-            ' formaction="{0}" formtarget="_blank" formnovalidate>{1}</button> <button type="submit" class="button"'
-            ' formaction="{2}" formtarget="_blank" formnovalidate>{3}</button>',
-            self._url("trial", rule),
-            _("Show what the rule admits, without saving it"),
-            self._url("yesterday", rule),
-            _("Try the rule on the requests of the last 24 hours, without saving it"),
-        )
+        pages = [("trial", _("Show what the rule admits, without saving it"))]
+        pages += ((page.name, page.button) for page in rule_pages() if page.button)
+        button = '<button type="submit" class="button" formaction="{}" formtarget="_blank" formnovalidate>{}</button>'
+        buttons = format_html_join(" ", button, ((self._url(name, rule), text) for name, text in pages))
+        url = self._url("trial", rule)
+        return format_html('<div data-ratelimits-trial="{}" aria-live="polite"></div>{}', url, buttons)
 
     def _url(self, name: str, rule: Rule | None) -> str:
         url = reverse(f"{self.admin_site.name}:ratelimits_rule_{name}")
@@ -126,26 +118,24 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
 
         If the rule would refuse everyone, the sentence about its keys is a warning.
         """
-        keys = affected(row, row.to_algorithm())
-        if keys.refuses_everyone:
-            return [rule_text(row)], [keys.text]
-        return [rule_text(row), keys.text], []
+        expected = effect(row, row.to_algorithm())
+        sentences, warnings = [rule_text(row)], [expected.text] if expected.refuses_everyone else []
+        return ([*sentences, expected.text] if expected.text and not warnings else sentences), warnings
 
     def get_urls(self) -> list[URLPattern]:
-        views = (("preview", self.preview_view), ("trial", self.trial_view), ("yesterday", self.yesterday_view))
+        views = [("preview", "preview/", self.preview_view), ("trial", "trial/", self.trial_view)]
+        views += ((page.name, page.path, partial(page.view, self)) for page in rule_pages())
         urls = [
-            path(f"{name}/", self.admin_site.admin_view(view), name=f"ratelimits_rule_{name}") for name, view in views
+            path(route, self.admin_site.admin_view(view), name=f"ratelimits_rule_{name}") for name, route, view in views
         ]
-        enforce = self.admin_site.admin_view(self.enforce_view)
-        urls.append(path("<path:object_id>/enforce/", enforce, name="ratelimits_rule_enforce"))
         return [*urls, *super().get_urls()]
 
-    def _tried_form(self, request: HttpRequest, values: dict[str, Any] | None = None) -> TriedRuleForm:
+    def tried_form(self, request: HttpRequest, values: dict[str, Any] | None = None) -> TriedRuleForm:
         """Return the form with the rule that the user has typed, or with the given values.
 
         Raise PermissionDenied if the user may not save rules.
         """
-        if not self._may_try(request):
+        if not self.may_try(request):
             raise PermissionDenied
         pk = request.GET.get("rule", "") if self.has_view_permission(request) else ""
         # A number with 19 digits or more could be too large for the column.
@@ -154,7 +144,7 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
 
     def preview_view(self, request: HttpRequest) -> HttpResponse:
         """Return, as JSON, the sentences of the typed rule, or the errors in the typed values."""
-        rule, errors = self._tried_form(request).typed_rule()
+        rule, errors = self.tried_form(request).typed_rule()
         return JsonResponse({"errors": errors} if rule is None else {"sentence": rule_text(rule)})
 
     def trial_view(self, request: HttpRequest) -> HttpResponse:
@@ -162,7 +152,7 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
 
         With `?fragment=1`, return only the HTML that a script inserts into the form.
         """
-        form = self._tried_form(request)
+        form = self.tried_form(request)
         rule, errors = form.typed_rule()
         context = trial_of(rule, form.errors_with_labels(errors))
         if "fragment" in request.GET:
@@ -171,73 +161,23 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
         context |= {"opts": self.model._meta, "rule_text": rule and rule_text(rule)}
         return TemplateResponse(request, "ratelimits/admin/rule_trial_page.html", context)
 
-    def yesterday_view(self, request: HttpRequest) -> HttpResponse:
-        """Return a page that shows what the typed rule would have decided about the requests of the last 24 hours.
-
-        Only recorded requests are known. Without a typed rule, the page asks for a limit.
-        """
-        short_form = None if request.POST else QuickTryForm(request.GET if "limit" in request.GET else None)
-        context: dict[str, Any] = {"short_form": short_form}
-        rule = None
-        if short_form is None or short_form.is_valid():
-            form = self._tried_form(request, None if short_form is None else short_form.rule_values())
-            rule, errors = form.typed_rule()
-            context["errors"] = form.errors_with_labels(errors)
-        elif not self._may_try(request):
-            raise PermissionDenied
-        if rule is not None:
-            context |= self._yesterday_of(request, rule)
-            if short_form is not None and self.has_add_permission(request):
-                add = reverse(f"{self.admin_site.name}:ratelimits_rule_add")
-                context["add_url"] = add + short_form.rule_query(rule)
-        title = _("Would a limit have refused anyone in the last 24 hours?")
-        context |= {**self.admin_site.each_context(request), "title": title}
-        if rule is not None and short_form is not None:
-            rule.name = ""  # The name is from the short form. The user has not typed it.
-        context |= {"opts": self.model._meta, "rule_text": rule and rule_text(rule)}
-        return TemplateResponse(request, "ratelimits/admin/rule_yesterday.html", context)
-
-    def _yesterday_of(self, request: HttpRequest, rule: Rule) -> dict[str, Any]:
-        saved = self.get_queryset(request).filter(pk=rule.pk).first()
-        user: Any = request.user
-        context = yesterday(rule, saved, with_keys=user.has_perm("ratelimits.view_line"))
-        has_links, site = may_inspect(request), self.admin_site.name
-        context["keys"] = [
-            (
-                row,
-                inspect_url(row.key, site=site) if has_links and ":" in row.key else "",
-                searched_name(row.key) if has_links and row.key.startswith("api_key:") else "",
-            )
-            for row in context.get("keys", ())
-        ]
-        return context
-
-    def enforce_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Show whose requests a rule would have refused. If the user confirms, set the rule's mode to `enforce`."""
-        if not self.has_change_permission(request):
-            raise PermissionDenied
-        rule = self.get_object(request, unquote(object_id))
-        if rule is None:
-            raise Http404
-        rows = self.get_queryset(request).filter(pk=rule.pk)
-        return enforcing(request, self.admin_site, rule, lambda: self._set_mode(request, rows, Rule.Mode.ENFORCE))
-
     @admin.action(description=_("Enforce the selected rules"), permissions=["change"])
     def enforce(self, request: HttpRequest, queryset: QuerySet[Rule]) -> None:
         """Set the mode of rules to `enforce`, so that the rules refuse requests."""
-        self._set_mode(request, queryset, Rule.Mode.ENFORCE)
+        self.set_mode(request, queryset, Rule.Mode.ENFORCE)
 
     @admin.action(description=_("Let the selected rules only record (shadow mode)"), permissions=["change"])
     def shadow(self, request: HttpRequest, queryset: QuerySet[Rule]) -> None:
         """Set the mode of rules to `shadow`, so that the rules only record what they would refuse."""
-        self._set_mode(request, queryset, Rule.Mode.SHADOW)
+        self.set_mode(request, queryset, Rule.Mode.SHADOW)
 
     @admin.action(description=_("Switch the selected rules off"), permissions=["change"])
     def switch_off(self, request: HttpRequest, queryset: QuerySet[Rule]) -> None:
         """Set the mode of rules to `off`, so that the rules apply to no request."""
-        self._set_mode(request, queryset, Rule.Mode.OFF)
+        self.set_mode(request, queryset, Rule.Mode.OFF)
 
-    def _set_mode(self, request: HttpRequest, queryset: QuerySet[Rule], mode: Rule.Mode) -> None:
+    def set_mode(self, request: HttpRequest, queryset: QuerySet[Rule], mode: Rule.Mode) -> None:
+        """Set the mode of rules, and say so to the user."""
         rules = list(queryset)
         assert request.user.pk is not None
         count = Rule.objects.filter(pk__in=[rule.pk for rule in rules]).update(mode=mode)
