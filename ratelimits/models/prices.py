@@ -69,6 +69,7 @@ class PlanPrice(Versioned):
     )
 
     history = History()
+    on_page_of_plan = True
 
     class Meta:
         verbose_name = _("price")

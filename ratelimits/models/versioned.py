@@ -118,6 +118,8 @@ class Versioned(models.Model):
 
     #: Fields that say which key, rule or plan a row is about. After a change, a tombstone has their former values.
     tombstone_fields: ClassVar[tuple[str, ...]] = ()
+    #: Whether people edit the rows on the page of their plan: the rows have no page of their own.
+    on_page_of_plan: ClassVar[bool] = False
     #: Columns that `stamp` calculates from other columns.
     derived_fields: ClassVar[tuple[str, ...]] = ()
 

@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy
 from ratelimits.admin.changes.rows import ChangedRow, audited_models, changed_rows
 from ratelimits.admin.changes.undoing import undoing
 from ratelimits.admin.readonly import ReadOnlyAdmin
-from ratelimits.models import Access, Change, KeyOverride, Plan, PlanInclusion, PlanMembership, PlanPrice, Rule
+from ratelimits.models import Access, Change, KeyOverride, Plan, PlanMembership, Rule
 from ratelimits.models.versioned import Versioned
 from ratelimits.moments import moment
 
@@ -27,7 +27,7 @@ PER_PAGE = 50
 #: Highest value of `?skip=`.
 MAX_SKIP = 10_000
 #: Tables whose rows have no page: users edit these rows on the page of their plan.
-PARTS: tuple[type[Versioned], ...] = (PlanInclusion, PlanPrice)
+PARTS: tuple[type[Versioned], ...] = tuple(model for model in audited_models() if model.on_page_of_plan)
 #: Tables whose rows can be ended. A user who may not delete a row can end the row.
 ENDABLE: tuple[type[Versioned], ...] = (Access, KeyOverride)
 #: For some tables: the text of the link that deletes an added row. It says what the deletion means.

@@ -84,8 +84,7 @@ class ChangedRow:
 
 def audited_models() -> list[type[Versioned]]:
     """Return the tables whose changes are recorded."""
-    models = apps.get_app_config("ratelimits").get_models()
-    return [model for model in models if issubclass(model, Versioned) and hasattr(model, "history")]
+    return [model for model in apps.get_models() if issubclass(model, Versioned) and hasattr(model, "history")]
 
 
 def changed_rows(

@@ -99,6 +99,7 @@ class PlanInclusion(Versioned):
     )
 
     history = History()
+    on_page_of_plan = True
 
     class Meta:
         verbose_name = _("included quantity")
