@@ -20,9 +20,8 @@ from ratelimits.admin.inspect.access import shown_access
 from ratelimits.admin.inspect.limits import Pages, shown_limits
 from ratelimits.admin.inspect.moments import MAX_LENGTH, NoMomentError, typed_moment
 from ratelimits.admin.inspected import inspect_url
-from ratelimits.admin.operate.chosen_key import list_url, may_view, names_of, row_url, searched_tables
+from ratelimits.admin.operate.chosen_key import MAX_TEXT, list_url, may_view, names_of, row_url, searched_tables
 from ratelimits.admin.operate.confirming import may_operate
-from ratelimits.admin.operate.key_form import MAX_TEXT
 from ratelimits.admin.operate.running import running_overrides
 from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.identity import Identity

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
+from django import forms
 from django.contrib.admin import AdminSite
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
@@ -15,10 +16,10 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from ratelimits.admin.inspected import inspect_url, may_inspect
 from ratelimits.admin.operate.confirming import may_operate
-from ratelimits.admin.operate.key_form import MAX_TEXT, KeyForm
 from ratelimits.admin.suggestions import suggest_keys
 from ratelimits.conf import conf
 from ratelimits.identity import Identity
@@ -40,6 +41,31 @@ from ratelimits.status.keys import (
     typed_key,
 )
 from ratelimits.status.operating import NO_ACCOUNT, NothingDoneError, UnknownAccountError, identity_of
+
+#: Maximum number of characters of a searched text. No key is longer.
+MAX_TEXT = 300
+
+
+class KeyForm(forms.Form):
+    """A form that asks for a key, and for its account if the account is not clear."""
+
+    required_css_class = "required"
+    key = forms.CharField(
+        label=gettext_lazy("For whom"),
+        max_length=MAX_TEXT,
+        help_text=gettext_lazy(
+            "A name of a customer, user or API key; a part of such a name; or a whole key, such as user:42."
+        ),
+    )
+    account = forms.CharField(
+        label=gettext_lazy("Account"),
+        max_length=MAX_TEXT,
+        required=False,
+        help_text=gettext_lazy(
+            "Only for a user or API key with several accounts or an unknown account. If the key has no account, write a"
+            " hyphen (-)."
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
