@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import Any
 
 import django
@@ -210,6 +211,15 @@ def fsync_at_once(_steward: redis.Redis) -> Iterator[None]:
     _steward.config_set("appendfsync", "always")
     yield
     _steward.config_set("appendfsync", "everysec")
+
+
+@pytest.fixture
+def no_bills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the floor of bills install nothing during the test."""
+    from ratelimits.usage.bills import Bills, bills
+
+    for function in fields(Bills):
+        monkeypatch.setattr(bills, function.name, function.default)
 
 
 @pytest.fixture(scope="session")

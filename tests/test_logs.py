@@ -76,7 +76,9 @@ def test_a_server_that_is_away_does_not_fill_the_log(
         ("api.views", {"api.throttle"}),
         ("background", {"background", "background.stop_signals"}),
         ("identity", {"identity.requests"}),
+        ("jobs", {"usage.task_runs"}),
         ("push.deliveries", {"push.plan", "push.send"}),
+        ("tasks.usage", {"tasks"}),
         ("status.keys", {"status.key_owners", "status.known_keys"}),
     ],
 )

@@ -12,6 +12,7 @@ from django.test import Client
 from django.urls import reverse
 
 from ratelimits import jobs
+from ratelimits.jobs import billing
 from ratelimits.models import Account, FrozenPeriod, Plan, PlanPrice, Report
 from ratelimits.models.periods import plan_changes
 from ratelimits.moments import moment
@@ -64,7 +65,7 @@ def test_code_that_names_only_the_plan_gets_the_moment_from_the_next_job() -> No
     assert plan_changes.apply_due("default", at("2026-01-20")) == 0
     acme.refresh_from_db()
     assert acme.next_plan_at == moment(at("2026-02-01"))
-    for job in (jobs.drain, lambda: list(jobs.finalise())):
+    for job in (jobs.drain, lambda: list(billing.finalise())):
         Account.objects.filter(pk=acme.pk).update(plan=None, next_plan=large, next_plan_at=moment(at("2025-02-01")))
         job()
         acme.refresh_from_db()

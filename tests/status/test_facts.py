@@ -13,10 +13,11 @@ from django.db import connection
 from django.test import override_settings
 from django.utils import timezone
 
-from ratelimits import jobs, moments, tasks
+from ratelimits import moments, tasks
 from ratelimits.conf import conf
 from ratelimits.doctor.findings import Part, ServerFinding
 from ratelimits.doctor.properties import properties
+from ratelimits.jobs import billing
 from ratelimits.models import (
     Alert,
     AlertDelivery,
@@ -350,7 +351,7 @@ def test_before_the_first_run_the_facts_say_what_to_start() -> None:
 
 
 def test_a_finalisation_of_one_account_is_not_taken_for_one_of_all_accounts() -> None:
-    assert list(jobs.finalise("acme")) == []
+    assert list(billing.finalise("acme")) == []
     fact = found()["finalise"]
     assert (fact.title, fact.word) == ("Last finalisation of all accounts", "never")
     tasks.finalise()

@@ -13,9 +13,9 @@ from django.db.models import QuerySet
 
 from ratelimits import moments, tasks
 from ratelimits.embedded import EmbeddedServer
+from ratelimits.jobs import Task, note_run
 from ratelimits.models import TaskRun
 from ratelimits.usage.fence import NotFencedError
-from ratelimits.usage.task_runs import Task, note_run
 from tests.doctor.restrictions import ALL, USER, connected, user
 from tests.support.usage.traffic import use
 

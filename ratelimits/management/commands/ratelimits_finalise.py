@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from ratelimits import jobs
+from ratelimits.jobs import billing as jobs
 from ratelimits.management.accounts import chosen_account
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import plural

@@ -10,7 +10,7 @@ fails, the other customers are closed without it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
 from itertools import groupby, islice
@@ -23,7 +23,7 @@ from django.db.models import F, Q
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import account_shard, shard_of
-from ratelimits.models import ChainMark, PeriodUsage, Report, ShardState
+from ratelimits.models import PeriodUsage, Report, ShardState
 from ratelimits.models.accounts.named import NamedCustomer, named, named_now
 from ratelimits.models.ledger.sums import is_overflow
 from ratelimits.models.periods import freeze_of_customers
@@ -36,6 +36,7 @@ from ratelimits.reports.closing.writing import ReportWriter
 from ratelimits.reports.periods import SECOND
 from ratelimits.signals import period_closed
 from ratelimits.usage import crash
+from ratelimits.usage.retention.compact import mark_ends
 
 logger = logging.getLogger(__name__)
 
@@ -271,10 +272,3 @@ def mark_as_reported(using: str, reports: list[Report], customers: Collection[Na
             rows = PeriodUsage.objects.using(using).filter(reduce(or_, usage[first : first + _MAX_CONDITIONS]))
             for shard, position in chain:
                 rows.filter(shard=int(shard)).update(covered=position)
-
-
-def mark_ends(using: str, chains: Iterable[Mapping[str, int]]) -> None:
-    """Write a mark for each position up to which a report contains usage."""
-    ends = {(int(shard), position) for chain in chains for shard, position in chain.items()}
-    marks = [ChainMark(shard=shard, position=position) for shard, position in sorted(ends)]
-    ChainMark.objects.using(using).bulk_create(marks, batch_size=1000, ignore_conflicts=True)

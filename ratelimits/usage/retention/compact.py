@@ -7,7 +7,7 @@ in the chain. No batch up to this position is joined with a later batch. So ever
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
@@ -174,3 +174,10 @@ def signed_text(batch: Batch) -> str:
     Only the signature protects the joined lines: the chain of digests was made from the original lines.
     """
     return "\n".join((batch.content, batch.digest, bytes(batch.parts).hex(), bytes(batch.part_salts).hex()))
+
+
+def mark_ends(using: str, chains: Iterable[Mapping[str, int]]) -> None:
+    """Write a mark for each position up to which a report contains usage."""
+    ends = {(int(shard), position) for chain in chains for shard, position in chain.items()}
+    marks = [ChainMark(shard=shard, position=position) for shard, position in sorted(ends)]
+    ChainMark.objects.using(using).bulk_create(marks, batch_size=1000, ignore_conflicts=True)

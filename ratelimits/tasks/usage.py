@@ -1,18 +1,4 @@
-"""Celery tasks: each task only calls the function that does the work. It does no harm if a task runs twice.
-
-A task that cannot do its work fails with the error, so that whoever watches failed tasks sees it. No task is retried:
-the beat schedule starts the next run.
-
-A task and a management command of one name, such as `ratelimits.drain` and `ratelimits_drain`, do the same job (see
-the room `jobs`).
-
-Add the tasks to the beat schedule of your Celery app:
-
-    @app.on_after_finalize.connect
-    def schedule(sender, **kwargs):
-        from ratelimits.tasks import beat_schedule
-        sender.conf.beat_schedule |= beat_schedule()
-"""
+"""The tasks that count usage and send alerts."""
 
 from __future__ import annotations
 
@@ -26,10 +12,11 @@ from ratelimits import jobs
 from ratelimits.alerts import deliver
 from ratelimits.alerts.evaluate import evaluate
 from ratelimits.conf import conf
-from ratelimits.push import receivers
 from ratelimits.rules import RulesUnavailable
+from ratelimits.usage.bills import bills
 
-logger = logging.getLogger(__name__)
+# Projects can configure this name, which is older than this module.
+logger = logging.getLogger("ratelimits.tasks")
 
 #: The task `ratelimits.seal` is dropped if it has waited for this number of seconds. Otherwise a worker that was down
 #: would run hundreds of these tasks.
@@ -48,13 +35,6 @@ def drain() -> None:
     jobs.drain()
 
 
-@shared_task(name="ratelimits.finalise", ignore_result=True, acks_late=True)
-def finalise() -> None:
-    """Close the billing periods whose usage is complete. Correct the reports of closed periods by new versions."""
-    for _closed in jobs.finalise():
-        pass  # Each step of the iterator finalises reports.
-
-
 @shared_task(name="ratelimits.alerts", ignore_result=True, acks_late=True)
 def alerts() -> None:
     """Raise an alert for each threshold that an account has newly reached. Start a task for each due delivery."""
@@ -71,20 +51,6 @@ def alerts() -> None:
 def deliver_alert(delivery: str) -> None:
     """Send one delivery of an alert, if it is due. A delivery that fails becomes due again after a growing pause."""
     deliver.deliver(UUID(delivery))
-
-
-@shared_task(name="ratelimits.push", ignore_result=True, acks_late=True)
-def push() -> None:
-    """Start one task for each billing system in PUSH. The task sends the lines that this system does not have yet."""
-    for name in conf.PUSH:
-        push_to.apply_async((name,), expires=max(conf.PUSH_INTERVAL, 1))
-
-
-@shared_task(name="ratelimits.push_to", ignore_result=True, acks_late=True)
-def push_to(name: str) -> None:
-    """Send a billing system the lines that it does not have yet, for at most PUSH_INTERVAL. The next run continues."""
-    if name in conf.PUSH:  # The setting can change while a task waits.
-        jobs.push(receivers.receiver(name), max_seconds=conf.PUSH_INTERVAL)
 
 
 @shared_task(name="ratelimits.compact", ignore_result=True, acks_late=True)
@@ -106,12 +72,10 @@ def beat_schedule() -> dict[str, dict[str, Any]]:
     intervals = {
         "ratelimits.seal": conf.SEAL_INTERVAL,
         "ratelimits.drain": conf.DRAIN_INTERVAL,
-        "ratelimits.finalise": conf.FINALISE_INTERVAL,
         "ratelimits.compact": conf.COMPACT_INTERVAL,
         "ratelimits.alerts": conf.ALERT_INTERVAL,
+        **bills.intervals(),
     }
-    if conf.PUSH:
-        intervals["ratelimits.push"] = conf.PUSH_INTERVAL
     expires = {"ratelimits.seal": _SEAL_EXPIRES}
     return {
         name: {"task": name, "schedule": seconds, "options": {"expires": max(seconds, expires.get(name, 1))}}

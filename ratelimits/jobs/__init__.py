@@ -1,34 +1,39 @@
-"""The jobs that a management command and a Celery task of one name both do.
+"""The jobs that a management command and a Celery task of one name both do, and the moments at which they ran.
 
 `ratelimits_drain` and `ratelimits.drain` call `drain`, and so on. A command and a task only differ in what they say: a
-command prints the result, and a task raises the errors that a command prints.
+command prints the result, and a task raises the errors that a command prints. The jobs of bills are in `billing`.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ratelimits import recording, simulate
+from django.db import DatabaseError, transaction
+
+from ratelimits import moments, recording, simulate
 from ratelimits.conf import conf
 from ratelimits.engine import Unavailable
 from ratelimits.engine.server import current_server
-from ratelimits.models import Report
 from ratelimits.models.periods import plan_changes
-from ratelimits.moments.databases import now_of
+from ratelimits.models.status.task_runs import TaskRun
 from ratelimits.progress import Progress
-from ratelimits.push import deliveries as planning
-from ratelimits.push import deliveries as sending
-from ratelimits.push.receivers import Receiver
-from ratelimits.reports.closing import close as closing
 from ratelimits.usage import drain as draining
 from ratelimits.usage import process_totals, span_totals
 from ratelimits.usage import seal as sealing
 from ratelimits.usage import tally as tallying
+from ratelimits.usage.bills import bills
 from ratelimits.usage.retention import compact as compacting
-from ratelimits.usage.task_runs import Task, note_run
+
+# Projects can configure this name, which is older than the place of `note_run` in this module.
+logger = logging.getLogger("ratelimits.usage.task_runs")
+
+Task = TaskRun.Task
+#: Maximum length of an error's text in the database.
+_MAX_ERROR = 1000
 
 
 def seal() -> list[sealing.SealResult]:
@@ -52,21 +57,6 @@ def drain(progress: Progress | None = None, *, wait: bool = False) -> draining.D
             plan_changes.apply_due(conf.DATABASE)
 
 
-def finalise(
-    account: str | None = None, progress: Progress | None = None, *, wait: bool = False
-) -> Iterator[closing.ClosingResult]:
-    """Add the newest batches to the totals, then close the billing periods whose usage is complete.
-
-    Also correct the reports of closed periods by new versions. `account` and `progress` are those of `finalise_each`,
-    and `wait` is that of `drain`.
-    """
-    # The status page shows when all accounts were finalised. So a run for one account is not recorded.
-    with note_run(Task.FINALISE) if account is None else nullcontext():
-        tallying.tally(wait=wait)
-        plan_changes.apply_due(conf.DATABASE)
-        yield from closing.finalise_each(account=account, progress=progress)
-
-
 @dataclass(frozen=True, slots=True)
 class CompactOutcome:
     """The joined batches, how many simulations were cleaned, and why none could be cleaned ("" if they could)."""
@@ -85,8 +75,7 @@ def compact(progress: Progress | None = None, *, mark: bool = False) -> CompactO
     # Recorded requests can be personal data. So delete them first: they must be deleted even if the work below fails.
     recording.expire(time.time())
     if mark:
-        reports = Report.objects.using(conf.DATABASE).order_by().values_list("chain", flat=True)
-        closing.mark_ends(conf.DATABASE, reports.iterator())
+        compacting.mark_ends(conf.DATABASE, bills.chains(conf.DATABASE))
     joined = list(compacting.compact(progress))
     process_totals.fold(int(time.time()))
     span_totals.expire(conf.DATABASE, int(time.time()))
@@ -96,11 +85,33 @@ def compact(progress: Progress | None = None, *, mark: bool = False) -> CompactO
         return CompactOutcome(joined, 0, str(error))
 
 
-def push(
-    receiver: Receiver, progress: Progress | None = None, *, at_once: bool = False, max_seconds: float | None = None
-) -> None:
-    """Send a billing system the lines that it does not have yet. With `at_once`, end its pause first."""
-    planning.plan(receiver, progress=progress)
-    if at_once:
-        sending.resume(receiver, now_of(conf.DATABASE))
-    sending.send(receiver, max_seconds=max_seconds, progress=progress)
+@contextmanager
+def note_run(task: TaskRun.Task) -> Iterator[None]:
+    """Note at the end of the block that the task succeeded. If the block raises an error, note and raise the error."""
+    try:
+        yield
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".replace("\0", "\ufffd")
+        _write(TaskRun(task=task, failed_at=moments.now(), error=_cut(text)), ["failed_at", "error"])
+        raise
+    _write(TaskRun(task=task, succeeded_at=moments.now()), ["succeeded_at"])
+
+
+def _cut(text: str) -> str:
+    """Return a text that the database can hold: a longer one ends after a word, with "…"."""
+    if len(text) <= _MAX_ERROR:
+        return text
+    whole, _space, _part = text[: _MAX_ERROR - 2].rpartition(" ")
+    return f"{whole or text[: _MAX_ERROR - 2]} …"
+
+
+def _write(row: TaskRun, fields: list[str]) -> None:
+    """Write these fields. If the database does not answer, only log this: perhaps the task needs no database."""
+    using = conf.DATABASE
+    try:
+        with transaction.atomic(using=using):
+            TaskRun.objects.using(using).bulk_create(
+                [row], update_conflicts=True, unique_fields=["task"], update_fields=fields
+            )
+    except DatabaseError as error:
+        logger.warning("The run of the task %s could not be noted in the database: %s", row.task, error)
