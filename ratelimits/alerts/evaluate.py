@@ -40,9 +40,9 @@ from ratelimits.models import (
 from ratelimits.models.accounts.named import NamedCustomer, named
 from ratelimits.models.ledger.sums import MAX_TOTAL, ExactSum, is_overflow
 from ratelimits.reports.periods import SECOND, in_spans
-from ratelimits.reports.terms import Terms, TermsBook
 from ratelimits.rules import Snapshot
 from ratelimits.usage import crash
+from ratelimits.usage.terms import Terms, TermsBook
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from ratelimits.algorithms import calendar
 from ratelimits.api.windows import MAX_DAYS, PagePosition
 from ratelimits.reports.exports import DOWNLOADS, Format
 from ratelimits.reports.periods import checked_month
+from ratelimits.usage.bills import bills
 
 #: Maximum number of characters of a name in a query. (The ledger has shorter names instead of very long ones.)
 MAX_TEXT = 1000
@@ -172,6 +173,12 @@ class IncludedUsage(serializers.Serializer[dict[str, Any]]):
     included = serializers.IntegerField(help_text="Units that the plan includes in each billing period.")
     remaining = serializers.IntegerField(help_text="Included units that are not used yet.")
     overage = serializers.IntegerField(help_text="Used units above the included quantity.")
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        found = super().get_fields()
+        for name in ("included", "remaining", "overage"):
+            found[name].allow_null = bills.included is None  # Then nobody knows what the plan includes.
+        return found
 
 
 class LimitStanding(serializers.Serializer[dict[str, Any]]):

@@ -46,14 +46,13 @@ from ratelimits.quota.prepared import commands_by
 from ratelimits.quota.standings import UNAVAILABLE, Choice, run_uncounted, standings
 from ratelimits.reports.exports.download import ReportDownload
 from ratelimits.reports.periods import SECOND
-from ratelimits.reports.present import MeterUse, present_usage
 from ratelimits.reports.statements import columns_of, statements
 from ratelimits.reports.statements.charges import lines_for
-from ratelimits.reports.terms import Terms, TermsBook
 from ratelimits.rules import AppliedRule, Selection, Snapshot
 from ratelimits.signals import request_refused
 from ratelimits.throttling import QuotaBlocked, QuotaUnavailable
 from ratelimits.throttling.view_headers import add_fields
+from ratelimits.usage.terms import MeterUse, Terms, TermsBook, present_usage
 from ratelimits.usage.watermark import complete_until
 
 # Projects can configure this name, which is older than the throttle's place in this module.

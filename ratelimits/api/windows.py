@@ -22,7 +22,7 @@ from ratelimits.models.customers import NameSpan
 from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.moments import moment
 from ratelimits.reports.periods import MAX_LENGTH, SECOND, within
-from ratelimits.reports.terms import Terms
+from ratelimits.usage.terms import Terms
 
 #: Lengths in seconds.
 HOUR, DAY = 3600, 86_400

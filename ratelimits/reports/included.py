@@ -20,8 +20,9 @@ from fractions import Fraction
 from ratelimits.algorithms.billing_periods import Timeline
 from ratelimits.conf import conf
 from ratelimits.models.accounts.named import NamedCustomer
-from ratelimits.reports.terms import AccountTerms, Terms
+from ratelimits.reports.terms import AccountTerms
 from ratelimits.reports.terms.account_book import StateSpan
+from ratelimits.usage.terms import Terms
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 
 from ratelimits.conf import conf
 from ratelimits.models import Report
+from ratelimits.reports.terms.plan_book import included_now
 from ratelimits.usage.bills import bills
 
 
 def install() -> None:
     """Let the work with usage ask for bills. Call this when Django starts."""
+    bills.included = included_now
     bills.chains = _chains
     bills.intervals = _intervals
 

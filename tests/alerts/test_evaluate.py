@@ -185,6 +185,15 @@ def test_of_included_quantity_and_limit_the_one_that_ends_first_counts() -> None
     assert raised() == [("acme", 50, 60, 100)]
 
 
+def test_without_bills_alerts_are_about_the_limits_of_rules_alone(no_bills: None) -> None:
+    account(included=50, timezone="Asia/Tokyo")
+    rule = monthly(key_kind="account")
+    spend(60, rule)
+    spend(1000, meter="tokens")
+    assert raised() == [("acme", 50, 60, 100)]
+    assert Alert.objects.get().basis == "limit"
+
+
 def test_a_limit_per_minute_or_of_another_month_is_no_quantity_of_a_billing_period() -> None:
     burst = rows.rule("burst", "token_bucket", key_kind="account", bills=True)
     spend(60, burst)

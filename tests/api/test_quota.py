@@ -41,6 +41,25 @@ def test_what_the_plan_includes_and_how_much_is_left(customer: Callable[..., Cli
     ]
 
 
+def test_without_bills_it_says_what_was_used_and_that_nobody_knows_what_is_included(
+    customer: Callable[..., Client], no_bills: None
+) -> None:
+    rows.rule("monthly", "calendar_window", capacity=10, key_kind="account", bills=True)
+    plan = Plan.objects.create(name="Pro", slug="pro")
+    PlanInclusion.objects.create(plan=plan, meter="requests", quantity=2)
+    client = customer(plan=plan, timezone="Asia/Tokyo")
+    call(client, 3)
+    flow()
+    answer = client.get("/usage/", {"window": "period"}).json()
+    assert (answer["timezone"], answer["quota"]["plan"]) == ("Asia/Tokyo", "pro")
+    assert answer["quota"]["included"] == [
+        {"meter": "requests", "unit": "requests", "used": 3, "included": None, "remaining": None, "overage": None}
+    ]
+    assert [(one["rule"], one["remaining"]) for one in answer["quota"]["limits"]] == [("monthly", 7)]
+    assert [one["admitted_units"] for one in answer["results"]] == [3]
+    assert answer["results"][0]["start"] == answer["quota"]["period_start"]
+
+
 def test_limits_that_bill_stand_as_they_are_now_not_as_the_ledger_has_them(customer: Callable[..., Client]) -> None:
     rows.rule("monthly", "calendar_window", capacity=10, key_kind="account", bills=True)
     rows.rule("per-key", "calendar_window", capacity=7, key_kind="api_key", bills=True, scope="time")

@@ -32,6 +32,20 @@ def test_the_schema_describes_the_usage_endpoint(customer: Callable[..., Client]
     assert "Return usage by windows of time" in described["description"]
 
 
+def test_the_schema_says_that_nobody_knows_what_is_included_only_without_bills(
+    customer: Callable[..., Client], request: pytest.FixtureRequest
+) -> None:
+    numbers = {"included", "remaining", "overage"}
+
+    def nullable() -> set[str]:
+        described = schema(customer())["components"]["schemas"]["IncludedUsage"]["properties"]
+        return {name for name, about in described.items() if about.get("nullable") or "null" in about.get("type", ())}
+
+    assert nullable() == set()
+    request.getfixturevalue("no_bills")
+    assert nullable() == numbers
+
+
 def test_an_answer_is_what_the_schema_says(customer: Callable[..., Client]) -> None:
     client = customer()
     spend("2026-11-02T08:00")

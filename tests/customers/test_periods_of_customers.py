@@ -17,11 +17,11 @@ from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.models import Account, ConfigVersion, Customer, FrozenPeriod, PeriodUsage, Report, ReportLine
 from ratelimits.models.customers import make_missing
 from ratelimits.reports.statements import statements
-from ratelimits.reports.terms import Terms
 from ratelimits.reports.verify.report import verify_report
 from ratelimits.reports.verify.terms import verify_terms
 from ratelimits.reports.verify.totals import verify_totals
 from ratelimits.rules.loader import Loader
+from ratelimits.usage.terms import Terms
 from tests.reference.periods import Calendar
 from tests.support.customers import present
 from tests.support.reports.edits import change, edit_at

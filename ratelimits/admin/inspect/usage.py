@@ -9,8 +9,8 @@ from django.utils.translation import gettext as _
 from ratelimits.conf import conf
 from ratelimits.models.accounts.named import named_now
 from ratelimits.moments import when
-from ratelimits.reports.present import MeterUse, present_usage
-from ratelimits.reports.terms import TermsBook
+from ratelimits.usage.bills import bills
+from ratelimits.usage.terms import MeterUse, TermsBook, present_usage
 
 
 def shown_usage(account: str, now: float) -> dict[str, Any]:
@@ -22,6 +22,8 @@ def shown_usage(account: str, now: float) -> dict[str, Any]:
         "start": when(period.start),
         "end": when(period.end),
         "plan": terms.plan,
+        # Without bills nobody knows what the plan includes, so the page has no columns about it.
+        "bills": bills.included is not None,
         "meters": [_meter_texts(use) for use in meters],
     }
 

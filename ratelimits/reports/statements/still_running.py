@@ -14,7 +14,7 @@ from ratelimits.algorithms.billing_periods import Period, month_of
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.statements import statements
 from ratelimits.reports.statements.charges import charges
-from ratelimits.reports.terms import TermsBook
+from ratelimits.usage.terms import TermsBook
 
 #: In no time zone does a month last longer than this time (µs) after its end in UTC.
 _WESTERNMOST = 12 * 3600 * SECOND

@@ -15,7 +15,7 @@ from ratelimits.models.customers import is_waiting
 from ratelimits.reports.build import CHUNK, in_order
 from ratelimits.reports.closing.close import shards_of
 from ratelimits.reports.periods import month_in
-from ratelimits.reports.terms import Terms, TermsBook
+from ratelimits.usage.terms import Terms, TermsBook
 
 
 def candidates(

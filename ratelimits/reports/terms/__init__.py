@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ratelimits.algorithms.billing_periods import Period, Timeline
 from ratelimits.models import Rule
-from ratelimits.models.accounts.named import NamedCustomer, named_now
+from ratelimits.models.accounts.named import NamedCustomer
 from ratelimits.reports.terms.account_book import AccountBook
 from ratelimits.reports.terms.plan_book import PlanBook
+from ratelimits.usage.terms import Terms
 
 _NOTHING: Mapping[str, int] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """The billing terms of a customer."""
-
-    timezone: str = "UTC"
-    #: The day and hour at which billing months start; "" means calendar months.
-    anchor: str = ""
-    #: The slug of the plan.
-    plan: str = ""
-    #: The quantities that the plan includes, by meter.
-    included: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
-    #: All billing periods of the customer.
-    timeline: Timeline = field(default_factory=Timeline, compare=False)
-
-    def period(self, at: int) -> Period:
-        """Return the billing period that contains a moment (µs since 1970 UTC)."""
-        return self.timeline.at(at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,25 +50,6 @@ class AccountTerms:
             return Terms(timeline=timeline)
         plan, included = self.plans.of(state.plan, at) if state.plan else ("", _NOTHING)
         return Terms(state.timezone, state.anchor, plan, included, timeline)
-
-
-class TermsBook:
-    """The current terms of customers. Plans are cached."""
-
-    def __init__(self, using: str) -> None:
-        self._using, self._plans = using, PlanBook(using)
-
-    def of(self, texts: Iterable[str]) -> dict[str, Terms]:
-        """Return the terms of the customers whom these account texts name now."""
-        customers = named_now(self._using, set(texts))
-        terms = self.of_customers(customers.values())
-        return {text: terms[customer.token] for text, customer in customers.items()}
-
-    def of_customers(self, customers: Iterable[NamedCustomer]) -> dict[str, Terms]:
-        """Return the terms of these customers, by token."""
-        by_token = {customer.token: customer for customer in customers}
-        terms = AccountTerms(self._using, by_token.values(), self._plans)
-        return {token: terms.at(customer, None) for token, customer in by_token.items()}
 
 
 class RuleBook:

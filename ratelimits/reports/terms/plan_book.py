@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -26,11 +26,23 @@ class _RecordedState(NamedTuple):
     quantity: int = 0
 
 
+def included_now(using: str) -> Callable[[int], Mapping[str, int]]:
+    """Return a function that returns what a plan (its primary key) includes now, by meter. Results are cached."""
+
+    @cache
+    def included(plan: int) -> Mapping[str, int]:
+        rows = PlanInclusion.objects.using(using).filter(plan=plan)
+        return dict(rows.values_list("meter", "quantity"))
+
+    return included
+
+
 class PlanBook:
     """Finds the terms of plans by primary key. Results are cached."""
 
     def __init__(self, using: str) -> None:
         self._using = using
+        self._included_now = included_now(using)
         self._now = cache(self._read_now)
         self._history = cache(self._read_history)
         self.of = lru_cache(maxsize=1000)(self._of)
@@ -48,8 +60,7 @@ class PlanBook:
 
     def _read_now(self, pk: int) -> PlanTerms:
         slug = Plan.objects.using(self._using).filter(pk=pk).values_list("slug", flat=True).first() or ""
-        rows = PlanInclusion.objects.using(self._using).filter(plan=pk)
-        return slug, dict(rows.values_list("meter", "quantity"))
+        return slug, self._included_now(pk)
 
     def _read_history(self, pk: int) -> tuple[list[_RecordedState], list[_RecordedState]]:
         columns, order = ("id", "since", "history_type"), ("version", "history_id")

@@ -419,6 +419,17 @@ class TestUsage:
         assert "Plan pro." in said
         assert "account:acme (Acme Inc.)" in text(html(admin_client, "account:acme"))
 
+    def test_without_bills_it_stands_alone(self, admin_client: Client, no_bills: None) -> None:
+        pro = Plan.objects.create(name="Pro", slug="pro")
+        Account.objects.create(identifier="acme", plan=pro)
+        PlanInclusion.objects.create(plan=pro, meter="requests", quantity=1000)
+        use("acme", "api_key:9", now=None, cost=3, configuration=ConfigVersion.read("default")[0])
+        flow()
+        page = html(admin_client, "api_key:9")
+        assert "what used requests 3" in text(page)
+        assert "Plan pro." in text(page)
+        assert "included quantity" not in text(page)
+
 
 PARTS = {
     "view_rule": "Rules that apply",
