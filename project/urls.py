@@ -15,4 +15,5 @@ urlpatterns = [
     path("api/stream/", StreamView.as_view(), name="stream"),
     path("api/text/", TextView.as_view(), name="text"),
     path("", include("ratelimits.api.urls")),
+    path("", include("ratelimits.api.reports.urls")),
 ]

@@ -21,7 +21,8 @@ from ratelimits import as_code
 from ratelimits.addresses.proxies import address_of
 from ratelimits.algorithms import typed_numbers, typed_rates
 from ratelimits.algorithms.calendar import parse_anchor, zone
-from ratelimits.api.serializers import ReportQuery, UsageQuery, cursor
+from ratelimits.api.reports.views import ReportQuery
+from ratelimits.api.serializers import UsageQuery, cursor
 from ratelimits.api.windows import PagePosition
 from ratelimits.engine.keys import ledger_name
 from ratelimits.files import restorable, restored

@@ -1,4 +1,4 @@
-"""Serializers for the parameters and responses of the usage endpoints."""
+"""Serializers for the parameters of the API, and for the responses of `/usage/`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from rest_framework import serializers
 
 from ratelimits.algorithms import calendar
 from ratelimits.api.windows import MAX_DAYS, PagePosition
-from ratelimits.reports.exports import DOWNLOADS, Format
-from ratelimits.reports.periods import checked_month
 from ratelimits.usage.bills import bills
 
 #: Maximum number of characters of a name in a query. (The ledger has shorter names instead of very long ones.)
@@ -45,31 +43,6 @@ class Query(serializers.Serializer[dict[str, Any]]):
             }
             raise serializers.ValidationError(dict.fromkeys(unknown, hint))
         return attrs
-
-
-class ReportQuery(Query):
-    period = serializers.CharField(max_length=7, help_text="A month such as 2026-10.")
-    file = serializers.ChoiceField(choices=sorted(DOWNLOADS), default="csv", help_text="Format of the file.")
-    account = serializers.CharField(
-        required=False,
-        max_length=MAX_TEXT,
-        help_text="Identifier of an account. Staff can name any account, or the token of a customer. Customers can"
-        " name only their own account.",
-    )
-
-    def validate_period(self, month: str) -> str:
-        """Return the month. Raise ValidationError if the text is not a month."""
-        try:
-            checked_month(month)
-        except ValueError as error:
-            raise serializers.ValidationError(str(error)) from error
-        return month
-
-    def validate_file(self, name: str) -> Format:
-        """Return the format. Raise ValidationError if the library for this format is not installed."""
-        if DOWNLOADS[name].missing:
-            raise serializers.ValidationError(DOWNLOADS[name].missing)
-        return DOWNLOADS[name]
 
 
 class UsageQuery(Query):

@@ -1,7 +1,4 @@
-"""URL patterns of the API.
-
-With `path("", include("ratelimits.api.urls"))`, a project has the URLs `/usage/` and `/usage/report/`.
-"""
+"""URL patterns of the API. With `path("", include("ratelimits.api.urls"))`, a project has the URL `/usage/`."""
 
 from __future__ import annotations
 
@@ -9,13 +6,10 @@ from importlib.util import find_spec
 
 from django.urls import path
 
-from ratelimits.api.views import ReportView, UsageView
+from ratelimits.api.views import UsageView
 
 if find_spec("drf_spectacular") is not None:
     from ratelimits.api import schema  # noqa: F401  (drf-spectacular finds the imported extension)
 
 app_name = "ratelimits"
-urlpatterns = [
-    path("usage/", UsageView.as_view(), name="usage"),
-    path("usage/report/", ReportView.as_view(), name="report"),
-]
+urlpatterns = [path("usage/", UsageView.as_view(), name="usage")]

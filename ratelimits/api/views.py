@@ -1,7 +1,7 @@
-"""The views of `/usage/` and `/usage/report/`: usage, remaining quota and reports; and the throttle of these views.
+"""The view of `/usage/`: usage and remaining quota; and what all views of the API need: their throttle and parameters.
 
-Customers see only their own account. Staff see all accounts, if they may view ledger lines or reports. Requests to
-these views are not billed, so the throttle counts no usage.
+Customers see only their own account. Staff see all accounts, if they have the permission. Requests to these views are
+not billed, so the throttle counts no usage.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from datetime import datetime
 from time import perf_counter_ns
 from typing import Any
 
-from django.http import HttpResponseBase
 from django.utils.translation import gettext as _
 from rest_framework.exceptions import PermissionDenied, ValidationError
 from rest_framework.permissions import IsAuthenticated
@@ -29,7 +28,7 @@ from ratelimits.algorithms.parsing import HORIZON
 from ratelimits.answers import observing
 from ratelimits.answers.answer import Answer
 from ratelimits.api import windows
-from ratelimits.api.serializers import Query, ReportQuery, UsageQuery, cursor, max_span, span_error
+from ratelimits.api.serializers import Query, UsageQuery, cursor, max_span, span_error
 from ratelimits.api.windows import DAY, WindowQuery
 from ratelimits.conf import conf
 from ratelimits.engine.call import Op
@@ -44,10 +43,7 @@ from ratelimits.quota import finishing, without_decision
 from ratelimits.quota.from_memory import by_row
 from ratelimits.quota.prepared import commands_by
 from ratelimits.quota.standings import UNAVAILABLE, Choice, run_uncounted, standings
-from ratelimits.reports.exports.download import ReportDownload
 from ratelimits.reports.periods import SECOND
-from ratelimits.reports.statements import columns_of, statements
-from ratelimits.reports.statements.charges import lines_for
 from ratelimits.rules import AppliedRule, Selection, Snapshot
 from ratelimits.signals import request_refused
 from ratelimits.throttling import QuotaBlocked, QuotaUnavailable
@@ -162,8 +158,8 @@ class UsageView(APIView):
     throttle_scope = "usage"
 
     def get(self, request: Request) -> Response:
-        parameters, now = _parameters(request, UsageQuery), time.time_ns() // 1000
-        identity = _identity(request, parameters, "ratelimits.view_line")
+        parameters, now = parameters_of(request, UsageQuery), time.time_ns() // 1000
+        identity = wanted_identity(request, parameters, "ratelimits.view_line")
         account = identity.account_id
         customer = named_now(conf.DATABASE, [account])[account] if account else None
         terms = Terms() if customer is None else TermsBook(conf.DATABASE).of_customers([customer])[customer.token]
@@ -186,30 +182,7 @@ class UsageView(APIView):
         )
 
 
-class ReportView(APIView):
-    """Return the report of a month as a file.
-
-    The report contains the billing periods whose last moment is in the month. Finalised periods have the numbers of
-    their newest report. Open periods have provisional numbers. Customers get their own reports, under all accounts that
-    ever named them. Staff who may view reports get the reports of all customers, or of the customer that `account`
-    names.
-    """
-
-    permission_classes = [IsAuthenticated]
-    throttle_classes = [UnbilledThrottle]
-    throttle_scope = "usage"
-
-    def get(self, request: Request) -> HttpResponseBase:
-        parameters = _parameters(request, ReportQuery)
-        identity = _identity(request, parameters, "ratelimits.view_report")
-        account, month = identity.account_id or None, parameters["period"]
-        file_format = parameters["file"]
-        columns_version = columns_of(month, account=account)
-        reports = statements(month, account=account, columns_version=columns_version)
-        return ReportDownload(file_format, lines_for(file_format, reports), columns_version, f"usage-{month}")
-
-
-def _parameters(request: Request, serializer_class: type[Query]) -> dict[str, Any]:
+def parameters_of(request: Request, serializer_class: type[Query]) -> dict[str, Any]:
     """Return the validated query parameters.
 
     Raise ValidationError if a parameter has a wrong value, is not known, or is given more than once.
@@ -225,7 +198,7 @@ def _parameters(request: Request, serializer_class: type[Query]) -> dict[str, An
     return parameters
 
 
-def _identity(request: Request, parameters: dict[str, Any], permission: str) -> Identity:
+def wanted_identity(request: Request, parameters: dict[str, Any], permission: str) -> Identity:
     """Return the identity whose usage the caller wants. An identity without an account stands for all accounts.
 
     Staff can also name a customer by its token. If staff name an account and a key, the identity has the key too:

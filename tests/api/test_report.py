@@ -109,6 +109,13 @@ def test_it_is_limited_by_the_rules_of_its_scope_alone(customer: Callable[..., C
     assert refused.status_code == 429
 
 
+def test_a_project_can_have_usage_without_reports(customer: Callable[..., Client], settings: Any) -> None:
+    settings.ROOT_URLCONF = "ratelimits.api.urls"
+    client = customer()
+    assert client.get("/usage/").status_code == 200
+    assert client.get("/usage/report/", OCTOBER).status_code == 404
+
+
 def test_the_schema_describes_it(customer: Callable[..., Client]) -> None:
     described = schema(customer())["paths"]["/usage/report/"]["get"]
     assert {one["name"] for one in described["parameters"]} - {"format"} == {"period", "file", "account"}

@@ -68,6 +68,7 @@ def page(request, pk):
 urlpatterns = [
     path("admin/", admin.site.urls),
     path("usage/", include("ratelimits.api.urls")),
+    path("usage/", include("ratelimits.api.reports.urls")),
     path("metrics/", metrics),
     path("search/", Search.as_view()),
     path("pages/<pk>/", page),

@@ -200,13 +200,13 @@ DEFENCES = (
     ),
     Defence(
         "tests/api/test_access.py::test_a_customer_sees_its_own_account_and_nobody_else_s",
-        "ratelimits.api.views:_identity",
+        "ratelimits.api.views:wanted_identity",
         "account != caller.account_id",
         "not caller.account_id",
     ),
     Defence(
         "tests/api/test_access.py::test_staff_need_the_permission_to_view_the_rows",
-        "ratelimits.api.views:_identity",
+        "ratelimits.api.views:wanted_identity",
         "not request.user.has_perm(permission)",
         "not permission",
     ),

@@ -52,7 +52,7 @@ MODULES_WITH = {
     "admin": ("ratelimits.admin",),
     "rest_framework": ("ratelimits.api", "ratelimits.throttling"),
     "celery": ("ratelimits.tasks", "ratelimits.outbound.celery"),
-    "drf_spectacular": ("ratelimits.api.schema",),
+    "drf_spectacular": ("ratelimits.api.schema", "ratelimits.api.reports.schema"),
     "ninja": ("ratelimits.ninja",),
     "prometheus_client": ("ratelimits.telemetry.prometheus", "ratelimits.telemetry.views"),
     "opentelemetry": ("ratelimits.telemetry.opentelemetry",),
@@ -145,7 +145,7 @@ def _urls(without: Without) -> list[Any]:
 
         urls.append(path("api/", Hello.as_view()))
         if "auth" not in without.apps:
-            urls.append(path("quota/", include("ratelimits.api.urls")))
+            urls += [path("quota/", include(f"ratelimits.api.{part}")) for part in ("urls", "reports.urls")]
     if "admin" not in without.apps:
         from django.contrib import admin
 

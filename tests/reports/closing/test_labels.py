@@ -91,7 +91,7 @@ class TestMoves:
                 out = io.StringIO()
                 call_command("ratelimits_verify", period=month, stderr=out)
                 assert "Checked 1 report, " in out.getvalue()
-                answer: Any = admin_client.get(reverse("ratelimits:report"), {"period": month})
+                answer: Any = admin_client.get(reverse("ratelimits_billing:report"), {"period": month})
                 assert f",{units},0,{units},0,1," in b"".join(answer.streaming_content).decode()
                 page = admin_client.get(reverse("admin:ratelimits_report_changelist"), {"month": month})
                 assert [str(each)[:12] for each in page.context["cl"].result_list] == [f"acme {month}"]
