@@ -7,7 +7,7 @@ from django.contrib import admin
 from ratelimits.admin import accounts, adjustments, alerts, counted, push, quarantine, usage
 from ratelimits.admin.changes import page as changes
 from ratelimits.admin.inspect import page as inspector
-from ratelimits.admin.operate import access, gaps, resets
+from ratelimits.admin.operate import access, gaps, past_months, resets
 from ratelimits.admin.reports import lines
 from ratelimits.admin.reports import page as reports
 from ratelimits.admin.rule_form import overrides, rules
@@ -25,6 +25,7 @@ __all__ = [
     "inspector",
     "lines",
     "overrides",
+    "past_months",
     "push",
     "quarantine",
     "reports",

@@ -18,8 +18,8 @@ from ratelimits.admin.audited import AuditedAdmin, InForceFilter
 from ratelimits.admin.changes.page import PARTS, PER_PAGE, shown_change
 from ratelimits.admin.changes.rows import changed_rows
 from ratelimits.admin.inspected import InspectedAdmin
+from ratelimits.admin.operate.confirming import AsksBeforeSaving
 from ratelimits.admin.operate.erasing import ErasesCustomers
-from ratelimits.admin.operate.past_months import AsksAboutRunning
 from ratelimits.admin.row_files.page import RowFiles
 from ratelimits.admin.suggestions import KeySuggestions, RowSuggestions
 from ratelimits.admin.typed import MOMENTS, TypedNumbers, local_time, primary_key
@@ -53,7 +53,7 @@ class PlanPriceInline(TypedNumbers, admin.StackedInline):  # type: ignore[type-a
 
 
 @admin.register(Plan)
-class PlanAdmin(AsksAboutRunning, AuditedAdmin):
+class PlanAdmin(AsksBeforeSaving, AuditedAdmin):
     """Plans with their included quantities, prices and rules."""
 
     list_display = ["name", "slug", "included", "rule_count", "key_count", "account_count"]
@@ -157,7 +157,7 @@ class PlanMembershipAdmin(KeySuggestions, InspectedAdmin, RowFiles, RowSuggestio
 
 
 @admin.register(Account)
-class AccountAdmin(ErasesCustomers, InspectedAdmin, RowFiles, RowSuggestions, AsksAboutRunning, AuditedAdmin):
+class AccountAdmin(ErasesCustomers, InspectedAdmin, RowFiles, RowSuggestions, AsksBeforeSaving, AuditedAdmin):
     """The accounts, each with its time zone and plan."""
 
     list_display = ["identifier", "name", "plan", "timezone", "billing_anchor"]

@@ -12,6 +12,7 @@ from django.test import Client
 from django.urls import reverse
 
 from ratelimits import jobs
+from ratelimits.admin.operate.confirming import AsksBeforeSaving
 from ratelimits.jobs import billing
 from ratelimits.models import Account, FrozenPeriod, Plan, PlanPrice, Report
 from ratelimits.models.periods import plan_changes
@@ -174,6 +175,13 @@ class TestQuestions:
         assert acme.plan_id != large.pk
         # To choose the plan for the next period changes no bill of January.
         assert self.post(admin_client, url, {**typed, "plan": acme.plan_id, "next_plan": large.pk}).status_code == 302
+
+    def test_without_bills_it_does_not_ask_about_them(
+        self, admin_client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(AsksBeforeSaving, "compare_bills", None)
+        url, typed = self.form("plan-acme", **{"prices-0-unit_price": "2"})
+        assert self.post(admin_client, url, typed).status_code == 302
 
 
 class TestTerms:

@@ -1,13 +1,22 @@
-"""The page that shows the consequences of an action before the user confirms it."""
+"""The page that shows the consequences of an action, or of an edit, before the user confirms it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from django.contrib.admin import AdminSite
+from django.contrib.admin.utils import unquote
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
+from django.utils.translation import gettext as _
+
+from ratelimits.admin.typed import primary_key
+
+if TYPE_CHECKING:
+    from ratelimits.admin.audited import AuditedAdmin as _Base
+else:
+    _Base = object
 
 #: The permission to block, allow and reset keys, and to give keys more permits.
 OPERATE = "ratelimits.operate"
@@ -59,3 +68,57 @@ def confirmation(
         "form": form,
     }
     return TemplateResponse(request, "ratelimits/admin/operate_confirm.html", context)
+
+
+class AsksBeforeSaving(_Base):
+    """Mixin for the admin pages of plans and accounts. Put it before `AuditedAdmin`.
+
+    Before the first save about which there are doubts, a page lists them. The edit itself is rolled back meanwhile.
+    """
+
+    #: Takes accounts before an edit, and returns a function that takes those after it and says which bills the edit
+    #: changes. The floor of bills sets it.
+    compare_bills: ClassVar[Callable[[Collection[str]], Callable[[Collection[str]], Consequences | None]] | None] = None
+
+    def billed_accounts(self, pk: Any) -> Collection[str]:
+        """Return the accounts whose bills depend on the row with this primary key."""
+        raise NotImplementedError
+
+    def doubts(self, request: HttpRequest, row: Any, *, is_new: bool) -> list[str]:
+        """Return sentences about a saved row that people must have read before it is committed."""
+        return []
+
+    def changeform_view(
+        self,
+        request: HttpRequest,
+        object_id: str | None = None,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        compare_bills = type(self).compare_bills
+        if request.method == "POST" and not is_confirmed(request) and compare_bills is not None:
+            pk = None if object_id is None else primary_key(self.model, unquote(object_id))
+            accounts = () if pk is None else self.billed_accounts(pk)
+            request.compared_bills = compare_bills(accounts)  # type: ignore[attr-defined]
+        return super().changeform_view(request, object_id, form_url, extra_context)
+
+    def response_add(self, request: HttpRequest, obj: Any, post_url_continue: str | None = None) -> HttpResponse:
+        return self._question(request, obj, is_new=True) or super().response_add(request, obj, post_url_continue)
+
+    def response_change(self, request: HttpRequest, obj: Any) -> HttpResponse:
+        return self._question(request, obj, is_new=False) or super().response_change(request, obj)
+
+    def _question(self, request: HttpRequest, row: Any, *, is_new: bool) -> HttpResponse | None:
+        """Return the page that asks, if there are doubts about the saved edit; None if it must be committed.
+
+        The status of the page is 200, so `AuditedAdmin` rolls the edit back.
+        """
+        if is_confirmed(request):
+            return None
+        compared = getattr(request, "compared_bills", None)
+        changed = (compared and compared(self.billed_accounts(row.pk))) or Consequences("", ())
+        warnings = [*self.doubts(request, row, is_new=is_new), *changed.warnings]
+        if not warnings:
+            return None
+        consequences = changed._replace(title=str(_("Save: %(row)s") % {"row": row}), warnings=warnings)
+        return confirmation(request, self.admin_site, self.model._meta, consequences, request.get_full_path())
