@@ -17,13 +17,13 @@ from ratelimits.models.overrides import KeyOverride
 from ratelimits.models.periods import FrozenPeriod
 from ratelimits.models.prices import PlanPrice
 from ratelimits.models.push import PushDelivery, PushedReport, PushReceiver
-from ratelimits.models.reports import PeriodUsage, Report, ReportLine
+from ratelimits.models.reports import Report, ReportLine
 from ratelimits.models.row_files.uploads import Upload
 from ratelimits.models.rules import Rule
 from ratelimits.models.status.page import Inspect, Shadow, Status
 from ratelimits.models.status.recorded import RecordedRequest
 from ratelimits.models.status.task_runs import TaskRun
-from ratelimits.models.status.totals import KeyTotal, RuleTotal
+from ratelimits.models.status.totals import KeyTotal, PeriodUsage, RuleTotal
 from ratelimits.models.versions import Change, ConfigVersion, Tombstone
 
 __all__ = [

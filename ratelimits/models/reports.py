@@ -6,8 +6,6 @@ Moments are in microseconds since 1970 UTC where no other unit is given. The end
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import or_
 from typing import Any
 
 from django.db import models
@@ -16,78 +14,8 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.algorithms.billing_periods import period_name
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.customers import Customer
-from ratelimits.models.ledger.sums import MAX_TOTAL
-from ratelimits.moments import moment
 from ratelimits.moments.columns import UTCDateTimeField
 from ratelimits.salts import SALT_BYTES, new_salt
-
-
-def _day(microseconds: int) -> str:
-    """Return the date of a moment in µs since 1970 UTC. Return the number itself if it is outside of the calendar."""
-    try:
-        return f"{moment(microseconds):%Y-%m-%d}"
-    except OverflowError:
-        return f"{microseconds} µs"
-
-
-#: The counters of `PeriodUsage`. Each stays at MAX_TOTAL when it reaches it.
-_COUNTERS = ("admitted_requests", "admitted_units", "denied_requests", "shadow_requests", "refunded_units")
-_IS_FULL = reduce(or_, (models.Q(**{name: MAX_TOTAL}) for name in _COUNTERS))
-
-
-class PeriodUsage(models.Model):
-    """The usage of an account under one rule in one billing period, added up from ledger lines of one shard.
-
-    If the account's text was the name of two customers in the period, each of them has rows of its own.
-
-    `usage/tally.py` adds the lines, batch by batch. `position` is the position of the newest batch that was added here.
-    `covered` is the position up to which reports contain the usage. `covered` is empty while the period has no final
-    report.
-    """
-
-    account = models.CharField(_("account"), max_length=LONGEST_NAME, blank=True)
-    period = models.BigIntegerField(_("billing period (start, in s)"))
-    period_end = models.BigIntegerField(_("end of the period (in s)"))
-    meter = models.CharField(_("meter"), max_length=LONGEST_NAME)
-    rule = models.BigIntegerField(_("rule"))
-    shard = models.PositiveIntegerField(_("shard"))
-    customer = models.ForeignKey(Customer, models.PROTECT, related_name="+", verbose_name=_("customer"))
-    admitted_requests = models.BigIntegerField(_("admitted requests"), default=0)
-    admitted_units = models.BigIntegerField(_("admitted units"), default=0)
-    denied_requests = models.BigIntegerField(_("denied requests"), default=0)
-    #: Empty in rows that are older than this column.
-    shadow_requests = models.BigIntegerField(_("shadow-refused requests"), null=True, blank=True)
-    refunded_units = models.BigIntegerField(_("refunded units"), default=0)
-    position = models.BigIntegerField(_("newest batch"))
-    covered = models.BigIntegerField(_("covered up to"), null=True, blank=True)
-
-    class Meta:
-        verbose_name = _("usage of a period")
-        verbose_name_plural = _("usage by period")
-        default_permissions = ("view",)
-        constraints = [
-            models.UniqueConstraint(
-                fields=["account", "period", "meter", "rule", "shard", "customer"], name="ratelimits_period_usage"
-            )
-        ]
-        indexes = [
-            models.Index(fields=["period"], name="ratelimits_period_usage_open"),
-            # The few rows that are full. The condition must be that of `full`, so that the database uses the index.
-            models.Index(fields=["account"], name="ratelimits_period_usage_full", condition=_IS_FULL),
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.account} {self.meter} {_day(self.period * 1_000_000)}"
-
-    @property
-    def is_full(self) -> bool:
-        """Return whether a counter has reached the largest number. Its true value is then this number or more."""
-        return any((getattr(self, name) or 0) >= MAX_TOTAL for name in _COUNTERS)
-
-    @classmethod
-    def full(cls, using: str) -> models.QuerySet[PeriodUsage]:
-        """Return the totals that are full (see `is_full`)."""
-        return cls.objects.using(using).filter(_IS_FULL)
 
 
 class Report(models.Model):

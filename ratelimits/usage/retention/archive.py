@@ -27,7 +27,7 @@ from django.db.models import F, Min, Q, QuerySet
 from ratelimits import moments
 from ratelimits.models.ledger import COUNTERS, SUBJECT, ArchivedRange, Batch, Line, ShardState
 from ratelimits.models.ledger.gaps import ProcessTotal
-from ratelimits.models.reports import PeriodUsage
+from ratelimits.models.status.totals import PeriodUsage
 from ratelimits.progress import Progress
 from ratelimits.usage.apply import write_lines
 from ratelimits.usage.packet import canonical
