@@ -1218,7 +1218,7 @@ class Migration(migrations.Migration):
                 'indexes': [],
                 'constraints': [],
             },
-            bases=('ratelimits.shardstate',),
+            bases=('ratelimits.configversion',),
         ),
         migrations.CreateModel(
             name='Shadow',
@@ -1246,7 +1246,7 @@ class Migration(migrations.Migration):
                 'indexes': [],
                 'constraints': [],
             },
-            bases=('ratelimits.shardstate',),
+            bases=('ratelimits.configversion',),
         ),
         migrations.CreateModel(
             name='Tombstone',

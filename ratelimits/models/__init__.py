@@ -10,7 +10,7 @@ from ratelimits.models.adjustments import Adjustment
 from ratelimits.models.alerts import Alert, AlertChannel, AlertDelivery, AlertState
 from ratelimits.models.customers import Customer, Move, Name
 from ratelimits.models.keys import KeyKind
-from ratelimits.models.ledger import ArchivedRange, Batch, ChainMark, Line, QuarantinedBatch, ShardState
+from ratelimits.models.ledger import ArchivedRange, Batch, ChainMark, Line, QuarantinedBatch, Shadow, ShardState
 from ratelimits.models.ledger.erased import ErasedDigest
 from ratelimits.models.ledger.gaps import DurabilityGap, GapChange, GapKind, ProcessTotal
 from ratelimits.models.overrides import KeyOverride
@@ -20,11 +20,10 @@ from ratelimits.models.push import PushDelivery, PushedReport, PushReceiver
 from ratelimits.models.reports import Report, ReportLine
 from ratelimits.models.row_files.uploads import Upload
 from ratelimits.models.rules import Rule
-from ratelimits.models.status.page import Inspect, Shadow, Status
 from ratelimits.models.status.recorded import RecordedRequest
 from ratelimits.models.status.task_runs import TaskRun
 from ratelimits.models.status.totals import KeyTotal, PeriodUsage, RuleTotal
-from ratelimits.models.versions import Change, ConfigVersion, Tombstone
+from ratelimits.models.versions import Change, ConfigVersion, Inspect, Status, Tombstone
 
 __all__ = [
     "Access",

@@ -93,6 +93,26 @@ class Change(ConfigVersion):
         default_permissions = ("view",)
 
 
+class Inspect(ConfigVersion):
+    """A model without its own table. It gives the inspector an entry in the admin's index, and a permission."""
+
+    class Meta:
+        proxy = True
+        verbose_name = _("inspector")
+        verbose_name_plural = _("inspector")
+        default_permissions = ("view",)
+
+
+class Status(ConfigVersion):
+    """A model without its own table. It gives the status page an entry in the admin's index, and a permission."""
+
+    class Meta:
+        proxy = True
+        verbose_name = _("status")
+        verbose_name_plural = _("status")
+        default_permissions = ("view",)
+
+
 class Tombstone(models.Model):
     """A mark that a row was deleted, or is now about another key, rule or plan.
 

@@ -25,7 +25,7 @@ from ratelimits.models import (
     Account,
     Adjustment,
     AlertChannel,
-    Change,
+    ConfigVersion,
     Inspect,
     KeyOverride,
     KeyReset,
@@ -110,8 +110,8 @@ def row_of(model: type[models.Model]) -> Any:
         return filled(AlertChannel, email="a@example.com")
     if model is QuarantinedBatch:
         return filled(QuarantinedBatch, shard=filled(ShardState).pk, name="3f9c:1", fields=[])
-    if model is Change:  # the only row of its table
-        return Change.objects.get_or_create(pk=1)[0]
+    if issubclass(model, ConfigVersion):  # the only row of its table
+        return model.objects.get_or_create(pk=1)[0]
     if model is Adjustment:
         return filled(Adjustment, author=User.objects.create(username=f"author{number}"), quantity=1)
     return filled(model)

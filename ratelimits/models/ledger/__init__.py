@@ -112,6 +112,16 @@ class ShardState(models.Model):
         return {state.shard: state for state in rows}
 
 
+class Shadow(ShardState):
+    """A model without its own table. It gives the shadow page an entry in the admin's index, and a permission."""
+
+    class Meta:
+        proxy = True
+        verbose_name = _("shadow refusals")
+        verbose_name_plural = _("shadow refusals")
+        default_permissions = ("view",)
+
+
 class Batch(models.Model):
     """One sealed batch, or several batches that compaction joined.
 
