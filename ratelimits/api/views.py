@@ -31,11 +31,12 @@ from ratelimits.api import windows
 from ratelimits.api.serializers import Query, UsageQuery, cursor, max_span, span_error
 from ratelimits.api.windows import DAY, WindowQuery
 from ratelimits.conf import conf
+from ratelimits.customers import known_text
 from ratelimits.engine.call import Op
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import Identity, identify
 from ratelimits.logs import bounded
-from ratelimits.models.accounts.named import NamedCustomer, known_text, named_now
+from ratelimits.models.accounts.named import NamedCustomer, named_now
 from ratelimits.models.customers import NameSpan, is_waiting
 from ratelimits.models.keys import canonical_account, spelled_key
 from ratelimits.moments import moment

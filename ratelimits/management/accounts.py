@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.core.management.base import BaseCommand
 
 from ratelimits.conf import conf
-from ratelimits.models.accounts.named import known_text
+from ratelimits.customers import known_text
 
 
 def chosen_account(command: BaseCommand, account: str | None) -> str | None:

@@ -13,7 +13,6 @@ from django.utils.translation import gettext as _
 from ratelimits import moments
 from ratelimits.models.accounts import Account
 from ratelimits.models.customers import WAITING, Customer, Name, NameSpan, customers_of_rows, unsaved_token
-from ratelimits.models.ledger import Line
 
 #: Maximum number of customers or texts in one query.
 _CHUNK = 500
@@ -144,21 +143,6 @@ def former_accounts(using: str, texts: Collection[str]) -> dict[str, str]:
         for name in names.select_related("customer")
         if (at := deleted.get((name.identifier, name.customer_id))) is not None
     }
-
-
-def known_text(using: str, name: str) -> str | None:
-    """Return an account text that `named_now` knows, from what a person wrote: an account text, or a customer's token.
-
-    Return None if nobody has this text or this token.
-    """
-    if not name or Name.objects.using(using).filter(identifier=name).exists():
-        return name
-    token = name.lower().removeprefix(WAITING)
-    if Customer.objects.using(using).filter(token=token).exists():
-        return f"{WAITING}{token}"
-    has_row = Account.objects.using(using).filter(identifier=name).exists()
-    # The tally makes the customer of a new text.
-    return name if has_row or Line.objects.using(using).filter(account=name).exists() else None
 
 
 def of_tokens(using: str, tokens: Iterable[str]) -> dict[str, NamedCustomer]:
