@@ -32,7 +32,7 @@ __all__ = [
     "Snapshot",
     "UnreadableRule",
     "acurrent",
-    "aledger_usage",
+    "aquery",
     "are_replaced",
     "areload",
     "aselect",
@@ -40,7 +40,7 @@ __all__ = [
     "current",
     "forget",
     "in_memory",
-    "ledger_usage",
+    "query",
     "read_as",
     "reload",
     "replace_rules",
@@ -59,8 +59,8 @@ replace_rules = _loader.replace_rules
 use_clock = _loader.use_clock
 are_replaced = _loader.are_replaced
 read_as = _loader.read_as
-ledger_usage = _loader.ledger_usage
-aledger_usage = _loader.aledger_usage
+query = _loader.query
+aquery = _loader.aquery
 
 
 async def aselect(snapshot: Snapshot, scope: str, method: str, identity: Identity) -> Selection:

@@ -18,7 +18,7 @@ from ratelimits.conf import conf
 from ratelimits.engine import server
 from ratelimits.logs import bounded
 from ratelimits.models.versions import ConfigVersion
-from ratelimits.rules import groups, keyed, ledger, rows
+from ratelimits.rules import groups, keyed, rows
 from ratelimits.rules.query_thread import Lender, QueryThread, RulesUnavailable
 from ratelimits.rules.snapshot import MissingRows, Snapshot
 
@@ -121,16 +121,16 @@ class Loader:
         """Read the rows in `missing`, and return a snapshot that contains them."""
         return await self._thread.wait_async(self._submit_missing(missing))
 
-    def ledger_usage(self, query: ledger.LedgerQuery) -> int:
-        """Return the usage that a query of the ledger finds. Raise RulesUnavailable if the database cannot be asked."""
-        return self._thread.wait(self._submit(self._ledger_usage, query))
+    def query(self, make_queries: Callable[[], R]) -> R:
+        """Return the result of a function that makes queries. It runs in the thread, with the thread's connection.
 
-    async def aledger_usage(self, query: ledger.LedgerQuery) -> int:
-        """Do the same as `ledger_usage`, in async code."""
-        return await self._thread.wait_async(self._submit(self._ledger_usage, query))
+        Raise RulesUnavailable if the database cannot be asked.
+        """
+        return self._thread.wait(self._submit(self._query, make_queries))
 
-    def _ledger_usage(self, query: ledger.LedgerQuery) -> int:
-        return self._query(lambda: ledger.read(query))
+    async def aquery(self, make_queries: Callable[[], R]) -> R:
+        """Do the same as `query`, in async code."""
+        return await self._thread.wait_async(self._submit(self._query, make_queries))
 
     def forget(self) -> None:
         """Forget all rules. The next use reads everything."""

@@ -99,6 +99,22 @@ class TestIsolation:
         assert (snapshot.version, shown(snapshot)) == (2, {"burst": 20})
 
 
+class TestQueries:
+    def test_a_function_of_another_room_reads_in_the_thread(self, loader: Loader, queries: list[str]) -> None:
+        rule()
+        assert loader.query(Rule.objects.count) == 1
+        assert asyncio.run(loader.aquery(Rule.objects.count)) == 1
+        assert len([sql for sql in queries if 'FROM "ratelimits_rule"' in sql]) == 2
+
+    def test_its_error_reaches_whoever_asked(self, loader: Loader) -> None:
+        known = loader.current()
+        with pytest.raises(KeyError, match="typo"):
+            loader.query(lambda: {"name": 1}["typo"])
+        with pytest.raises(RulesUnavailable, match=r"cannot be read from the database 'default': .*no_table"):
+            loader.query(lambda: list(Rule.objects.raw("SELECT * FROM no_table")))
+        assert loader.current() is known
+
+
 class TestReloading:
     def test_a_reload_reads_only_what_changed(self, loader: Loader, queries: list[str]) -> None:
         for number in range(5):

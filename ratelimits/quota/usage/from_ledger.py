@@ -13,11 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
+
+from django.db.models import Q, QuerySet
 
 from ratelimits import rules
 from ratelimits.algorithms.limits import Lasting
-from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.algorithms.parsing import MAX_PERMITS, MICROSECONDS
 from ratelimits.conf import conf
 from ratelimits.engine import NotSent, Unanswered
 from ratelimits.engine.call import Call, Op
@@ -27,15 +30,36 @@ from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity, is_account
+from ratelimits.models.ledger import Line
+from ratelimits.models.ledger.sums import ExactSum
 from ratelimits.quota.prepared import Prepared
 from ratelimits.rules import Snapshot
-from ratelimits.rules.ledger import LedgerQuery
 from ratelimits.rules.selection import AppliedRule, plain_key
 
 #: Length of a bin of usage, in µs.
 _BIN = BIN_SECONDS * MICROSECONDS
 #: The kinds of keys whose usage the ledger knows.
 _LEDGER_KINDS = ("user:", "api_key:", "account:")
+
+
+class LedgerQuery(NamedTuple):
+    """The usage to read: of one meter, in one span of time, of a key or an account.
+
+    meter          the meter
+    start, end     the span, in µs since 1970 UTC
+    account        only usage of this account; "" for all accounts
+    account_start  if the key does not matter: only usage of the account from this moment on, in µs since 1970 UTC
+    key            only usage of this user or API key; "" for all keys
+    is_either      whether usage of the account counts with any key, and usage of the key with any account
+    """
+
+    meter: str
+    start: int
+    end: int
+    account: str = ""
+    key: str = ""
+    is_either: bool = False
+    account_start: int = 0
 
 
 class _Count(NamedTuple):
@@ -56,7 +80,7 @@ def restore(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapsh
     Raise RulesUnavailable if the ledger cannot be read, and NotSent or Unavailable if Redis cannot be asked.
     """
     counts = list(_counts(call, prepared, identity, snapshot))
-    units = [0 if count.query is None else rules.ledger_usage(count.query) for count in counts]
+    units = [0 if count.query is None else rules.query(partial(read_usage, count.query)) for count in counts]
     try:
         decide_call(current_server(), _restoring_call(call, counts, units))
     except Unanswered as error:
@@ -67,7 +91,7 @@ def restore(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapsh
 async def arestore(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapshot) -> None:
     """Do the same as `restore`, in async code."""
     counts = list(_counts(call, prepared, identity, snapshot))
-    units = [0 if count.query is None else await rules.aledger_usage(count.query) for count in counts]
+    units = [0 if count.query is None else await rules.aquery(partial(read_usage, count.query)) for count in counts]
     try:
         await adecide_call(current_server(), _restoring_call(call, counts, units))
     except Unanswered as error:
@@ -119,3 +143,25 @@ def _query(rule: AppliedRule, key: str, identity: Identity, snapshot: Snapshot) 
     # Usage with a user's API keys is in the ledger under the API keys. If the user is the account, count all usage of
     # the account, and also what the user has used of other accounts.
     return query._replace(key=key, is_either=True)
+
+
+def read_usage(query: LedgerQuery) -> int:
+    """Return the number of units that were admitted and not refunded, at least 0."""
+    sums = lines_of(query).aggregate(admitted=ExactSum("admitted_units"), refunded=ExactSum("refunded_units"))
+    # No capacity is larger than MAX_PERMITS. The script, which counts in doubles, needs to know no more than that.
+    return min(max((sums["admitted"] or 0) - (sums["refunded"] or 0), 0), MAX_PERMITS + 1)
+
+
+def lines_of(query: LedgerQuery) -> QuerySet[Line]:
+    """Return the lines of the ledger that a query finds. An index finds them by the key or the account, and the bin."""
+    bins = Q(bin__gte=query.start // MICROSECONDS, bin__lt=query.end // MICROSECONDS)
+    of_key, of_account = Q(key=query.key) & bins, Q(account=query.account) & bins
+    if query.account_start > query.start:
+        of_account &= Q(bin__gte=query.account_start // MICROSECONDS)
+    if query.is_either:
+        subject = of_account | of_key
+    elif query.key:
+        subject = of_key & of_account if query.account else of_key
+    else:
+        subject = of_account
+    return Line.objects.using(conf.DATABASE).filter(subject, meter=query.meter)

@@ -13,7 +13,7 @@ from ratelimits import rules
 from ratelimits.identity import Identity
 from ratelimits.models import Line, ShardState
 from ratelimits.quota import checking
-from ratelimits.rules.ledger import LedgerQuery, lines_of
+from ratelimits.quota.usage.from_ledger import LedgerQuery, lines_of
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from tests.support.entry_points import begin_afresh

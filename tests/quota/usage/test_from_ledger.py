@@ -20,7 +20,6 @@ from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.models import DurabilityGap, Line, Rule
 from ratelimits.quota.usage import from_ledger
-from ratelimits.rules import ledger
 from ratelimits.status.operating import reset
 from ratelimits.usage.seal import seal
 from tests.support.entry_points import away, begin_afresh, counted
@@ -66,13 +65,13 @@ def used(
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return a list of all that the ledger is asked for."""
     asked: list[Any] = []
-    read = ledger.read
+    read = from_ledger.read_usage
 
     def noted(usage: Any) -> int:
         asked.append(usage)
         return read(usage)
 
-    monkeypatch.setattr(ledger, "read", noted)
+    monkeypatch.setattr(from_ledger, "read_usage", noted)
     return asked
 
 
@@ -200,7 +199,7 @@ def test_without_the_database_the_failure_policy_answers(
     used(units=5)
     monthly(on_failure=policy)
     with monkeypatch.context() as broken:
-        broken.setattr(ledger, "read", fail)
+        broken.setattr(from_ledger, "read_usage", fail)
         answer = check(USER)
         assert (answer.allowed, answer.unavailable, answer.decision) == (allowed, not allowed, None)
     rules.forget()  # it waits a second before it asks the database again
@@ -440,7 +439,7 @@ class TestAfterALoss:
         used(units=5, bin=this_bin())
         lose(redis_client)
         with monkeypatch.context() as broken:
-            broken.setattr(ledger, "read", fail)
+            broken.setattr(from_ledger, "read_usage", fail)
             answer = check(USER)
             assert (answer.allowed, answer.decision) == (allowed, None)
         rules.forget()
