@@ -24,6 +24,7 @@ from django.views import View
 from ratelimits import as_code
 from ratelimits.conf import conf
 from ratelimits.models import Access, Account, KeyOverride, Plan, PlanMembership, Rule
+from ratelimits.models.accounts import meters_of_plans
 from ratelimits.models.fields import view_key_texts
 from ratelimits.models.fields.scopes import names_in, split_scope
 from ratelimits.models.users import accounts_without_rows, existing_users
@@ -209,8 +210,7 @@ def in_row(row: Model) -> Iterator[str]:
     if isinstance(row, Rule):
         yield from in_rule(row.scope, row.meter, row.except_scopes, row.view_key)
     elif isinstance(row, Plan):
-        included, priced = row.inclusions.values_list("meter", flat=True), row.prices.values_list("meter", flat=True)
-        for meter in sorted({*included, *priced}):
+        for meter in sorted(meters_of_plans(conf.DATABASE, plan=row)):
             yield from in_rule("*", meter)
     elif isinstance(row, KeyOverride | PlanMembership):
         yield from in_key(row.key)

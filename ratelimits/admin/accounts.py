@@ -15,7 +15,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.admin.audited import AuditedAdmin, InForceFilter
-from ratelimits.admin.changes.page import PARTS, PER_PAGE, shown_change
+from ratelimits.admin.changes.page import PER_PAGE, shown_change
 from ratelimits.admin.changes.rows import changed_rows
 from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.operate.confirming import AsksBeforeSaving
@@ -27,6 +27,7 @@ from ratelimits.algorithms import calendar
 from ratelimits.algorithms.wording import amount
 from ratelimits.conf import conf
 from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, PlanPrice, Rule
+from ratelimits.models.accounts import plan_parts
 from ratelimits.models.accounts.named import former_accounts
 from ratelimits.models.periods import periods_after, plan_changes
 
@@ -94,7 +95,7 @@ class PlanAdmin(AsksBeforeSaving, AuditedAdmin):
     ) -> HttpResponse:
         """Show the plan's history, and below it the newest changes of the plan's included quantities and prices."""
         pk = primary_key(Plan, unquote(object_id))
-        rows = changed_rows(PARTS, until=None, skip=0, count=PER_PAGE + 1, chosen=Q(plan=pk))
+        rows = changed_rows(plan_parts(), until=None, skip=0, count=PER_PAGE + 1, chosen=Q(plan=pk))
         context = {
             "changes": [shown_change(self.admin_site, request, row) for row in rows[:PER_PAGE]],
             # 0 if the page shows all changes.

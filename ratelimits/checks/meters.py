@@ -16,7 +16,8 @@ from django.db import connections
 
 from ratelimits.checks import listed
 from ratelimits.conf import conf
-from ratelimits.models import PlanInclusion, PlanPrice, Rule
+from ratelimits.models import Rule
+from ratelimits.models.accounts import plan_parts
 from ratelimits.quota.meters import MAX_FURTHER
 from ratelimits.unknown_names import written_in_views
 
@@ -60,12 +61,12 @@ def check_meters(
 
 
 def _by_meter(using: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the meters of rules, and those of included quantities and prices. Each has the name of one of its rows."""
+    """Return the meters of rules, and those that plans name. Each has the name of one of its rows."""
     of_rules = {rule.meter: f"rule {rule.pk} ({rule})" for rule in Rule.objects.using(using).order_by("-pk")}
     of_plans = {}
-    for model, what in ((PlanInclusion, "included quantity"), (PlanPrice, "price")):
-        for row in model._default_manager.using(using).select_related("plan").order_by("-pk"):
-            of_plans[row.meter] = f"{what} of the plan {row.plan.slug!r}"
+    for part in plan_parts():
+        for row in part._default_manager.using(using).select_related("plan").order_by("-pk"):
+            of_plans[row.meter] = f"{part._meta.verbose_name_raw} of the plan {row.plan.slug!r}"
     return of_rules, of_plans
 
 

@@ -21,7 +21,7 @@ from ratelimits.models.history import because, erased_because
 from ratelimits.models.keys import key_name, key_shard
 from ratelimits.models.ledger import erased
 from ratelimits.models.periods import keeping_terms
-from ratelimits.models.raw.adoption import MODELS
+from ratelimits.models.versioned import versioned_models
 from ratelimits.models.versions import ConfigVersion, editing
 from ratelimits.salts import new_salt
 from ratelimits.usage.verify.row_digests import record_columns, record_digest
@@ -154,7 +154,7 @@ def _belonging(about: About, model: Any, column: str, own: set[str]) -> list[int
 
 def _scrub_reasons(about: About) -> None:
     """Replace the names in the reasons of all edits, also of rows that are about other customers or about plans."""
-    for model in MODELS:
+    for model in versioned_models():
         records: Any = model.history.using(about.using)
         pks = {
             pk

@@ -10,16 +10,15 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.engine.keys import LONGEST_NAME
-from ratelimits.models.accounts import Plan
+from ratelimits.models.accounts import Plan, PlanPart
 from ratelimits.models.fields.prices import PriceField
 from ratelimits.models.history import History
-from ratelimits.models.versioned import Versioned
 from ratelimits.pricing import money, tiers
 from ratelimits.pricing.money import ZERO
 from ratelimits.pricing.prices import GRADUATED, PER_UNIT, VOLUME, WITH_REPORT, WITH_USAGE, Price
 
 
-class PlanPrice(Versioned):
+class PlanPrice(PlanPart):
     """The price of a meter's overage under a plan, with the flat fee and the minimum of each billing period."""
 
     class Pricing(models.TextChoices):
@@ -69,7 +68,6 @@ class PlanPrice(Versioned):
     )
 
     history = History()
-    on_page_of_plan = True
 
     class Meta:
         verbose_name = _("price")
@@ -117,6 +115,14 @@ class PlanPrice(Versioned):
             errors.setdefault("meter", _("The plan has no currency: set one on the plan, such as EUR."))
         if errors:
             raise ValidationError(errors)
+
+    @classmethod
+    def check_plan(cls, plan: Plan) -> None:
+        """Raise ValidationError if the plan has prices but no currency."""
+        if not plan.currency and plan.prices.exists():
+            raise ValidationError(
+                {"currency": _("The plan has prices, and prices need a currency: delete the prices first.")}
+            )
 
     def price(self) -> Price:
         """Return the price in the form with which `ratelimits.pricing` calculates.

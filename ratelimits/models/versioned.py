@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Self, TypeVar
 
+from django.apps import apps
 from django.db import models, router
 from django.db.models.signals import pre_delete
 from django.dispatch import receiver
@@ -118,8 +119,6 @@ class Versioned(models.Model):
 
     #: Fields that say which key, rule or plan a row is about. After a change, a tombstone has their former values.
     tombstone_fields: ClassVar[tuple[str, ...]] = ()
-    #: Whether people edit the rows on the page of their plan: the rows have no page of their own.
-    on_page_of_plan: ClassVar[bool] = False
     #: Columns that `stamp` calculates from other columns.
     derived_fields: ClassVar[tuple[str, ...]] = ()
 
@@ -178,6 +177,11 @@ class Versioned(models.Model):
             raise cls.DoesNotExist(f"{cls._meta.verbose_name} {pk} was not in force at version {version}")
         row: Self = newest.instance
         return row
+
+
+def versioned_models() -> list[type[Versioned]]:
+    """Return the tables of the configuration that the installed apps have."""
+    return [model for model in apps.get_models() if issubclass(model, Versioned)]
 
 
 def write_tombstones(before: Iterable[M], after: Iterable[M], edit: Edit) -> None:

@@ -16,10 +16,9 @@ from typing import Any
 from django.db.models import Max
 
 from ratelimits.algorithms.limits import Algorithm, Lasting, algorithm_from_json, fields_of
-from ratelimits.models.accounts import Plan, PlanInclusion
+from ratelimits.models.accounts import Plan, meters_of_plans
 from ratelimits.models.fields.rule_fields import IPV4_PREFIX, IPV6_PREFIX
 from ratelimits.models.fields.scopes import names_in, split_scope
-from ratelimits.models.prices import PlanPrice
 from ratelimits.models.rules import Rule
 from ratelimits.models.versions import KEY_SHARDS, ConfigVersion, Tombstone
 from ratelimits.rules import access, groups, keyed
@@ -100,7 +99,7 @@ class Rows:
 
     rules       rules by id
     plans       slugs of plans by id
-    plan_meters  the meters of which a plan includes a quantity or has a price
+    plan_meters  the meters that plans name, such as those with an included quantity or a price
     deleted_at  the last deletions of rules
     access      blocks and allows
     shards      the rows about keys, by shard; None for a shard that was not read yet
@@ -193,16 +192,8 @@ def _read_all(using: str, version: int) -> Rows:
             for plan, name, version_of_deletion, moment in tombstones.annotate(Max("version"), Max("since"))
         },
         AccessIndex(access.read(using)),
-        plan_meters=_plan_meters(using),
+        plan_meters=meters_of_plans(using),
     )
-
-
-def _plan_meters(using: str) -> frozenset[str]:
-    included, priced = (
-        model._default_manager.using(using).order_by().values_list("meter", flat=True)
-        for model in (PlanInclusion, PlanPrice)
-    )
-    return frozenset(included.union(priced).order_by())  # the union would have the order of the first model
 
 
 def _read_changes(using: str, current: Rows, version: int) -> Rows:
@@ -232,5 +223,5 @@ def _read_changes(using: str, current: Rows, version: int) -> Rows:
         index,
         shards,
         groups.unchanged(current.groups, tombstones),
-        plan_meters=_plan_meters(using),
+        plan_meters=meters_of_plans(using),
     )

@@ -15,19 +15,18 @@ from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ratelimits.admin.changes.rows import ChangedRow, audited_models, changed_rows
+from ratelimits.admin.changes.rows import ChangedRow, changed_rows
 from ratelimits.admin.changes.undoing import undoing
 from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.models import Access, Change, KeyOverride, Plan, PlanMembership, Rule
-from ratelimits.models.versioned import Versioned
+from ratelimits.models.accounts import PlanPart
+from ratelimits.models.versioned import Versioned, versioned_models
 from ratelimits.moments import moment
 
 #: Number of changes on a page.
 PER_PAGE = 50
 #: Highest value of `?skip=`.
 MAX_SKIP = 10_000
-#: Tables whose rows have no page: users edit these rows on the page of their plan.
-PARTS: tuple[type[Versioned], ...] = tuple(model for model in audited_models() if model.on_page_of_plan)
 #: Tables whose rows can be ended. A user who may not delete a row can end the row.
 ENDABLE: tuple[type[Versioned], ...] = (Access, KeyOverride)
 #: For some tables: the text of the link that deletes an added row. It says what the deletion means.
@@ -58,17 +57,18 @@ class ShownChange(NamedTuple):
 
 
 def visible_models(site: AdminSite, request: HttpRequest) -> list[type[Versioned]]:
-    """Return the audited tables that the user may view. Users who may view plans may view the tables of `PARTS` too."""
-    return [model for model in audited_models() if _may(site, request, model, "view")]
+    """Return the tables of the configuration that the user may view: with a plan, also what it consists of."""
+    return [model for model in versioned_models() if _may(site, request, model, "view")]
 
 
 def _may(site: AdminSite, request: HttpRequest, model: Any, action: str) -> bool:
     """Return whether the user may do an action with the rows of a table. `action` is part of a permission's name."""
-    page = site._registry.get(Plan if model in PARTS else model)
+    is_part = issubclass(model, PlanPart)  # People edit such rows on the page of their plan.
+    page = site._registry.get(Plan if is_part else model)
     if page is None:
         return False
-    # To add, change or delete a row of `PARTS` is to change the plan of this row.
-    permission = "change" if model in PARTS and action != "view" else action
+    # To add, change or delete such a row is to change its plan.
+    permission = "change" if is_part and action != "view" else action
     return bool(getattr(page, f"has_{permission}_permission")(request))
 
 
@@ -76,7 +76,7 @@ def shown_change(site: AdminSite, request: HttpRequest, row: ChangedRow) -> Show
     """Return the line of the table for a changed row, with the links that the user may open."""
     record, instance, model = row.record, row.instance, row.model
     what = f"{model._meta.verbose_name} {instance}"
-    if model in PARTS:
+    if isinstance(instance, PlanPart):
         what += f" ({instance.plan})"
         history = reverse(f"{site.name}:ratelimits_plan_history", args=[record.plan_id])
         undo, undo_url = _("Change this row back on the page of its plan."), ""

@@ -12,7 +12,6 @@ from decimal import Decimal
 from heapq import merge
 from typing import Any, NamedTuple
 
-from django.apps import apps
 from django.db.models import Exists, Model, OuterRef, Q, Subquery
 from django.utils.translation import gettext as _
 
@@ -80,11 +79,6 @@ class ChangedRow:
         """Return the table of the row."""
         model: type[Model] = self.record.instance_type
         return model
-
-
-def audited_models() -> list[type[Versioned]]:
-    """Return the tables whose changes are recorded."""
-    return [model for model in apps.get_models() if issubclass(model, Versioned) and hasattr(model, "history")]
 
 
 def changed_rows(

@@ -15,9 +15,10 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 
 from ratelimits.admin.audited import BEFORE_MOVE, ReasonForm, recorded_user
-from ratelimits.admin.changes.rows import ChangedRow, audited_models, changed_rows
+from ratelimits.admin.changes.rows import ChangedRow, changed_rows
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed
 from ratelimits.models import Change
+from ratelimits.models.versioned import versioned_models
 from ratelimits.models.versions import editing
 
 
@@ -28,7 +29,7 @@ def undoing(request: HttpRequest, site: AdminSite, table: str, history_id: int) 
     Raise Http404 if there is no such change, if the change added the row, or if the values before the change are not
     known.
     """
-    model: Any = next((model for model in audited_models() if model._meta.model_name == table), None)
+    model: Any = next((model for model in versioned_models() if model._meta.model_name == table), None)
     page: Any = site._registry.get(model)
     if page is None:
         raise Http404

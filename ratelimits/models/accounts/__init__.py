@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from django.apps import apps
 from django.core.exceptions import ValidationError
 from django.db import models, router
 from django.dispatch import receiver
@@ -74,11 +75,10 @@ class Plan(Versioned):
         return self.name
 
     def clean(self) -> None:
-        """Raise ValidationError if the plan has prices but no currency."""
-        if not self.currency and not self._state.adding and self.prices.exists():
-            raise ValidationError(
-                {"currency": _("The plan has prices, and prices need a currency: delete the prices first.")}
-            )
+        """Raise ValidationError if rows of the plan do not allow its values."""
+        if not self._state.adding:
+            for part in plan_parts():
+                part.check_plan(self)
 
 
 def plan_name(row: Any) -> str:
@@ -89,7 +89,39 @@ def plan_name(row: Any) -> str:
         return f"#{row.plan_id}"
 
 
-class PlanInclusion(Versioned):
+class PlanPart(Versioned):
+    """Base class of the tables with what a plan consists of, besides its rules: a row for each plan and meter.
+
+    People edit the rows on the page of their plan: they have no page of their own. A higher floor adds a part to plans
+    with a table of its own app.
+    """
+
+    plan: Any
+    meter: Any
+
+    class Meta:
+        abstract = True
+
+    @classmethod
+    def check_plan(cls, plan: Plan) -> None:
+        """Raise ValidationError if the rows of this plan do not allow its values."""
+
+
+def plan_parts() -> list[Any]:
+    """Return the models of the installed apps that are a `PlanPart`."""
+    return [model for model in apps.get_models() if issubclass(model, PlanPart)]
+
+
+def meters_of_plans(using: str, **chosen: Any) -> frozenset[str]:
+    """Return the meters that rows of plans name, or rows that the filters `chosen` find."""
+    first, *others = (
+        part._default_manager.using(using).filter(**chosen).order_by().values_list("meter", flat=True)
+        for part in plan_parts()
+    )
+    return frozenset(first.union(*others).order_by())  # the union would have the order of the first table
+
+
+class PlanInclusion(PlanPart):
     """The units of a meter that a plan includes in each billing period. Further units are overage."""
 
     plan = models.ForeignKey(Plan, models.CASCADE, related_name="inclusions", verbose_name=_("plan"))
@@ -99,7 +131,6 @@ class PlanInclusion(Versioned):
     )
 
     history = History()
-    on_page_of_plan = True
 
     class Meta:
         verbose_name = _("included quantity")

@@ -16,29 +16,13 @@ from django.db.models.lookups import IsNull
 
 from ratelimits import moments
 from ratelimits.conf import conf
-from ratelimits.models.access.rows import Access
-from ratelimits.models.accounts import Account, Plan, PlanInclusion, PlanMembership
 from ratelimits.models.history import record
-from ratelimits.models.overrides import KeyOverride
-from ratelimits.models.prices import PlanPrice
-from ratelimits.models.rules import Rule
-from ratelimits.models.versioned import Versioned
+from ratelimits.models.versioned import Versioned, versioned_models
 from ratelimits.models.versions import Edit, editing
 from ratelimits.progress import Progress
 
 #: The change reasons in the history records of adopted rows.
 ADOPTION_REASONS = frozenset({"ratelimits_reload", "migrate", "loaddata"})
-#: The models of the configuration. A model comes after the models to which it refers.
-MODELS: tuple[type[Versioned], ...] = (
-    Plan,
-    PlanInclusion,
-    PlanPrice,
-    Rule,
-    Account,
-    PlanMembership,
-    KeyOverride,
-    Access,
-)
 
 
 class HistoryDifference(NamedTuple):
@@ -106,7 +90,7 @@ def adopt(edit: Edit, reason: str, progress: Progress | None = None) -> list[str
 
     For each model, `progress` shows how many of these rows are done.
     """
-    return [line for model in MODELS for line in _adopt(model, edit, reason, progress or Progress())]
+    return [line for model in versioned_models() for line in _adopt(model, edit, reason, progress or Progress())]
 
 
 def _adopt(model: type[Versioned], edit: Edit, reason: str, progress: Progress) -> list[str]:
@@ -139,9 +123,10 @@ def adopt_after_migrate(using: str, apps: Apps | None = None, plan: Collection[A
     """
     if using != conf.DATABASE or not plan or apps is None:  # After a flush, `plan` is empty.
         return
-    if not all(_has_present_columns(model, apps) for model in MODELS):
+    models_ = versioned_models()
+    if not all(_has_present_columns(model, apps) for model in models_):
         return
-    if any(rows or deleted for rows, deleted in (difference_from_history(model, using) for model in MODELS)):
+    if any(rows or deleted for rows, deleted in (difference_from_history(model, using) for model in models_)):
         with editing(using) as edit:
             adopt(edit, "migrate")
 

@@ -9,8 +9,8 @@ from typing import Any
 from django.db.models import F, Max, Q
 
 from ratelimits.models import ConfigVersion
-from ratelimits.models.raw.adoption import MODELS, difference_from_history, never_recorded, with_newest_record
-from ratelimits.models.versioned import Versioned
+from ratelimits.models.raw.adoption import difference_from_history, never_recorded, with_newest_record
+from ratelimits.models.versioned import Versioned, versioned_models
 
 
 def verify_configuration(using: str, checked: Counter[str]) -> Iterator[str]:
@@ -20,7 +20,7 @@ def verify_configuration(using: str, checked: Counter[str]) -> Iterator[str]:
     history is not an error: raw SQL writes such rows. `count_without_history` counts them.
     """
     version = ConfigVersion.read(using)[0]
-    for model in MODELS:
+    for model in versioned_models():
         count = model._base_manager.using(using).count()
         records: Any = model.history.using(using)
         newest = records.aggregate(newest=Max("version"))["newest"]
@@ -61,4 +61,4 @@ def _backdated(model: type[Versioned], using: str) -> Any:
 
 def count_without_history(using: str) -> int:
     """Return how many rows of the configuration have no history."""
-    return sum(never_recorded(model, using).count() for model in MODELS)
+    return sum(never_recorded(model, using).count() for model in versioned_models())

@@ -10,7 +10,8 @@ from typing import Any
 from django.db.models import Exists, F, Max, OuterRef, Q
 
 from ratelimits.models.ledger import erased
-from ratelimits.models.raw.adoption import MODELS, never_recorded, with_newest_record
+from ratelimits.models.raw.adoption import never_recorded, with_newest_record
+from ratelimits.models.versioned import versioned_models
 from ratelimits.progress import Progress
 from ratelimits.reports.build import CHUNK
 from ratelimits.usage.verify.row_digests import digest_of, record_columns, record_digest
@@ -25,9 +26,9 @@ def history(
     columns as that manifest.
     """
     section = {}
-    total = sum(model.history.using(using).count() for model in MODELS) if progress is not None else None
+    total = sum(model.history.using(using).count() for model in versioned_models()) if progress is not None else None
     count = (progress or Progress()).counter("edits", total)
-    for model in MODELS:
+    for model in versioned_models():
         name = str(model._meta.model_name)
         records: Any = model.history.using(using)
         earlier = (listed or {}).get(name)
@@ -48,7 +49,7 @@ def history(
 def digests_without_history(using: str) -> dict[str, str]:
     """Return a digest of each row of the configuration that has no history, by model and primary key."""
     digests = {}
-    for model in MODELS:
+    for model in versioned_models():
         columns = [field.attname for field in model._meta.concrete_fields]
         rows = never_recorded(model, using).order_by("pk").values_list("pk", *columns)
         digests.update({f"{model._meta.model_name} {pk}": digest_of(values) for pk, *values in rows.iterator(CHUNK)})
@@ -63,7 +64,7 @@ def newer_than_history(using: str, listed: Mapping[str, dict[str, Any]]) -> dict
     is the section `history` of a manifest. Rows that were edited after this manifest are left out.
     """
     digests = {}
-    for model in MODELS:
+    for model in versioned_models():
         name = str(model._meta.model_name)
         if name not in listed:
             continue
@@ -77,7 +78,7 @@ def newer_than_history(using: str, listed: Mapping[str, dict[str, Any]]) -> dict
 
 def backdated_records(using: str, listed: dict[str, Any], since: int) -> Iterator[str]:
     """Yield the names of records that were added after a manifest, but are dated before `since` (µs)."""
-    for model in MODELS:
+    for model in versioned_models():
         records: Any = model.history.using(using)
         entry = listed.get(str(model._meta.model_name))
         if entry is not None:

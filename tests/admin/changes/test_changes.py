@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from ratelimits.admin import accounts
 from ratelimits.admin.changes.page import PER_PAGE
-from ratelimits.admin.changes.rows import audited_models, changed_rows
+from ratelimits.admin.changes.rows import changed_rows
 from ratelimits.models import (
     Access,
     Account,
@@ -28,6 +28,7 @@ from ratelimits.models import (
     Rule,
 )
 from ratelimits.models.history import because
+from ratelimits.models.versioned import versioned_models
 from tests.admin.test_rules import BUCKET, RULES, text
 from tests.support.rows import rule
 
@@ -455,6 +456,8 @@ class TestAPlansHistory:
 
 def test_every_table_with_a_version_has_a_history() -> None:
     rule()
-    names = {model.__name__ for model in audited_models()}
-    assert {"Rule", "Plan", "PlanInclusion", "PlanPrice", "PlanMembership", "Account", "KeyOverride"} <= names
-    assert len(changed_rows(audited_models(), timezone.now(), 0, 10)) == 1
+    names = {model.__name__ for model in versioned_models()}
+    of_plans = {"Plan", "PlanInclusion", "PlanPrice", "PlanMembership"}
+    assert names == {"Access", "Account", "KeyOverride", "Rule", *of_plans}
+    assert all(model.history.model.instance_type is model for model in versioned_models())
+    assert len(changed_rows(versioned_models(), timezone.now(), 0, 10)) == 1

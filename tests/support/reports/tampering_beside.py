@@ -27,11 +27,12 @@ from ratelimits.models import (
     Report,
     Rule,
 )
-from ratelimits.models.raw.adoption import MODELS
+from ratelimits.models.versioned import versioned_models
 from ratelimits.moments import moment
 from tests.support.reports.tampering import TABLES, UNIQUE, Damage, Model, kinds_of, redigest, rows, write
 from tests.support.usage.traffic import at
 
+MODELS = versioned_models()
 TABLES.update(
     {
         PushedReport: frozenset({"id"}),
