@@ -221,7 +221,7 @@ def in_row(row: Model) -> Iterator[str]:
 def in_document(document: as_code.Document) -> Iterator[tuple[str, str]]:
     """Yield each unknown name in a document of rules as code, as (the plan or rule, a sentence about the name)."""
     for slug, plan in document["plans"].items():
-        for meter in sorted({*plan.get("includes", {}), *plan.get("prices", {})}):
+        for meter in sorted({meter for word in as_code.parts for meter in plan.get(word, {})}):
             yield from ((f"plan “{slug}”", sentence) for sentence in in_rule("*", meter))
     for entry in document["rules"]:
         names = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ratelimits import erasure
+from ratelimits.as_code import prices
 from ratelimits.conf import conf
 from ratelimits.models import Report
 from ratelimits.reports.terms.plan_book import included_now
@@ -19,6 +20,7 @@ def install() -> None:
     bills.intervals = _intervals
     additions.register(billed.ADDITIONS)
     erasure.PARTS.add("ratelimits.erasure.bills.BILLS")
+    prices.register()
 
 
 def _chains(using: str) -> Iterator[Mapping[str, int]]:

@@ -15,14 +15,11 @@ from django.db import transaction
 
 from ratelimits.algorithms.limits import fields_of
 from ratelimits.as_code.reading import DEFAULTS, Document, RefusedError, identity, parse
-from ratelimits.as_code.types import printable
-from ratelimits.models.accounts import Plan, PlanInclusion
+from ratelimits.as_code.types import EntryPart, parts, printable
+from ratelimits.models.accounts import Plan, PlanPart
 from ratelimits.models.fields.rule_fields import PARAMETERS
-from ratelimits.models.prices import PlanPrice, price_of, price_text
 from ratelimits.models.rules import Rule
 from ratelimits.models.versions import editing
-from ratelimits.pricing.money import ZERO
-from ratelimits.pricing.prices import WITH_USAGE
 from ratelimits.progress import Progress
 
 __all__ = [
@@ -31,18 +28,12 @@ __all__ = [
     "dump",
     "load",
     "parse",
-    "price_as_code",
+    "parts",
     "problems_of",
     "quoted_name",
     "rule_as_code",
     "to_text",
 ]
-
-#: The fields of a price that are written only if they are not 0.
-_FEES = ("flat_fee", "minimum")
-#: If the entry of a plan does not have these fields, `load` does not change the plan's currency and prices. So an old
-#: file without prices deletes no prices.
-_OPTIONAL_IN_FILE = ("currency", "prices")
 
 
 def _json_number(value: Any) -> Any:
@@ -64,7 +55,7 @@ def rule_as_code(rule: Rule, plan: str | None) -> dict[str, Any]:
 
 def dump(using: str) -> Document:
     """Return all plans and rules of the database as a document."""
-    plans = Plan.objects.using(using).prefetch_related("inclusions", "prices").order_by("slug")
+    plans = Plan.objects.using(using).prefetch_related(*(part.rows for part in parts.values())).order_by("slug")
     rules = Rule.objects.using(using).select_related("plan").order_by("plan__slug", "name")
     entries = [rule_as_code(rule, rule.plan.slug if rule.plan else None) for rule in rules]
     return {
@@ -74,26 +65,13 @@ def dump(using: str) -> Document:
 
 
 def _plan_as_code(plan: Plan) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "name": plan.name,
-        "includes": {inclusion.meter: inclusion.quantity for inclusion in plan.inclusions.all()},
+    values = {
+        word: {row.meter: part.value_of(row) for row in getattr(plan, part.rows).all()} for word, part in parts.items()
     }
+    entry: dict[str, Any] = {"name": plan.name, "includes": values.pop("includes")}
     if plan.currency:
         entry["currency"] = plan.currency
-    if prices := {price.meter: price_as_code(price) for price in plan.prices.all()}:
-        entry["prices"] = prices
-    return entry
-
-
-def price_as_code(price: PlanPrice) -> dict[str, Any]:
-    """Return a price as a part of its plan's entry. Decimals are texts, and tiers are a list of texts."""
-    entry: dict[str, Any] = {"pricing": price.pricing}
-    if price.unit_price is not None:
-        entry["unit_price"] = price_text(price.unit_price)
-    if price.tiers:
-        entry["tiers"] = price.tiers.splitlines()
-    entry |= {name: price_text(getattr(price, name)) for name in _FEES if getattr(price, name)}
-    return entry if price.fees_due == WITH_USAGE else entry | {"fees_due": price.fees_due}
+    return entry | {word: of_meters for word, of_meters in values.items() if of_meters}
 
 
 def to_text(document: Document) -> str:
@@ -117,7 +95,8 @@ def load(
     """Load the plans and rules of the document into the database, in one edit. Return a text for each change.
 
     With `delete`, also delete the plans and rules that the document does not have. If the entry of a plan has no
-    currency or no prices, do not change the plan's currency or prices. `reason` is written to the history of each
+    currency or no prices, do not change the plan's currency or prices: an old file deletes none. The same holds for
+    each part of a plan except what it includes. `reason` is written to the history of each
     changed rule. `progress` shows how many rules are done. If a plan or a rule is not valid, change nothing and raise
     RefusedError.
     """
@@ -173,77 +152,57 @@ def _delete_plans(before: Document, document: Document, using: str, problems: li
 def _load_plans(before: Document, document: Document, using: str, problems: list[str]) -> list[str]:
     changes = []
     for slug, wanted in document["plans"].items():
-        old = before["plans"].get(slug)
-        kept = {name: old[name] for name in _OPTIONAL_IN_FILE if name in old} if old else {}
+        old = before["plans"].get(slug, {})
+        kept = {name: value for name, value in old.items() if name not in ("name", "includes")}
         wanted = kept | wanted
         plan = Plan.objects.using(using).filter(slug=slug).first() or Plan(slug=slug)
         plan.name, plan.currency = wanted.get("name", slug), wanted.get("currency", "")
-        includes: dict[str, Any] = wanted.get("includes", {})
         try:
-            prices = _unsaved_prices(plan, wanted.get("prices", {}), using)
+            rows = {word: _unsaved_rows(part, plan, wanted.get(word, {}), using) for word, part in parts.items()}
             plan.full_clean()
-            if old is None or (old["name"], old.get("currency", "")) != (plan.name, plan.currency):
+            changed = (old.get("name"), old.get("currency", "")) != (plan.name, plan.currency)
+            if changed:
                 plan.save(using=using)
-            if old is None or old["includes"] != includes:
-                _load_inclusions(plan, includes, using)
-            changed = _load_prices(prices, {} if old is None else old.get("prices", {}), using)
+            for word, part in parts.items():
+                changed |= _save_rows(part, rows[word], old.get(word, {}), using)
         except ValidationError as error:
             problems += [f"plan “{slug}”: {line}" for line in _messages(error)]
             continue
-        terms = (plan.name, plan.currency, includes)
-        if old is None or changed or terms != (old["name"], old.get("currency", ""), old["includes"]):
-            changes.append(f"{'added' if old is None else 'changed'} plan {slug}")
+        if changed:
+            changes.append(f"{'changed' if old else 'added'} plan {slug}")
     return changes
 
 
-def _unsaved_prices(plan: Plan, wanted: dict[str, Any], using: str) -> list[PlanPrice]:
-    """Return the prices in the document as rows that are not saved yet.
+def _unsaved_rows(part: EntryPart, plan: Plan, wanted: dict[str, Any], using: str) -> list[PlanPart]:
+    """Return the rows of a part with the values of the document. They are not saved yet.
 
-    Delete the prices of the plan that are not in the document.
+    Delete the rows of the plan that are not in the document.
     """
-    rows = {row.meter: row for row in PlanPrice.objects.using(using).filter(plan__slug=plan.slug)}
+    rows = {row.meter: row for row in part.model._default_manager.using(using).filter(plan__slug=plan.slug)}
     for meter in rows.keys() - wanted.keys():
         rows.pop(meter).delete(using=using)
-    prices = []
-    for meter, entry in wanted.items():
-        row = rows.get(meter) or PlanPrice(plan=plan, meter=meter)
-        row.plan, row.pricing = plan, entry.get("pricing", PlanPrice.Pricing.PER_UNIT)
-        row.unit_price = price_of(entry["unit_price"]) if "unit_price" in entry else None
-        row.tiers = "\n".join(entry.get("tiers", ()))
-        for name in _FEES:
-            setattr(row, name, price_of(entry.get(name, ZERO)))
-        row.fees_due = entry.get("fees_due", WITH_USAGE)
-        prices.append(row)
-    return prices
+    for meter, value in wanted.items():
+        row = rows.setdefault(meter, part.model(meter=meter))
+        row.plan = plan
+        for name, column in part.columns(value).items():
+            setattr(row, name, column)
+    return list(rows.values())
 
 
-def _load_prices(prices: list[PlanPrice], old: dict[str, Any], using: str) -> bool:
-    """Save the prices that have changed. Return whether a price was changed, added or deleted."""
-    changed = old.keys() != {row.meter for row in prices}
-    for row in prices:
+def _save_rows(part: EntryPart, rows: list[PlanPart], old: dict[str, Any], using: str) -> bool:
+    """Save the rows that have changed. Return whether a row was changed, added or deleted."""
+    changed = old.keys() != {row.meter for row in rows}
+    for row in rows:
         row.plan = row.plan  # The row was made before a new plan was saved. This gives it the plan's primary key.
         try:
             row.full_clean()
         except ValidationError as error:
-            messages = [f"price of {row.meter}: {line}" for line in _messages(error)]
+            messages = [f"{part.model._meta.verbose_name_raw} of {row.meter}: {line}" for line in _messages(error)]
             raise ValidationError({NON_FIELD_ERRORS: messages}) from error
-        if price_as_code(row) != old.get(row.meter):
+        if part.value_of(row) != old.get(row.meter):
             row.save(using=using)
             changed = True
     return changed
-
-
-def _load_inclusions(plan: Plan, includes: dict[str, Any], using: str) -> None:
-    rows = {row.meter: row for row in PlanInclusion.objects.using(using).filter(plan=plan)}
-    for meter, row in rows.items():
-        if meter not in includes:
-            row.delete(using=using)
-    for meter, quantity in includes.items():
-        row = rows.get(meter) or PlanInclusion(plan=plan, meter=meter)
-        if row.quantity != quantity:
-            row.quantity = quantity
-            row.full_clean()
-            row.save(using=using)
 
 
 def _load_rules(

@@ -15,6 +15,7 @@ from ratelimits.as_code.types import (
     as_json,
     decode_json,
     is_text,
+    parts,
     plan_type_problems,
     printable,
     rule_type_problems,
@@ -118,14 +119,14 @@ def _name_of(entry: Any) -> str:
 
 
 def _plan_problems(slug: str, plan: Any) -> Iterator[str]:
-    if not isinstance(plan, dict) or plan.keys() - {"name", "includes", "currency", "prices"}:
+    if not isinstance(plan, dict) or plan.keys() - {"name", "currency", *parts}:
         yield 'write {"name": "Pro", "includes": {"requests": 10000}}'
-    elif not isinstance(plan.get("includes", {}), dict):
-        yield 'includes must be an object such as {"requests": 10000}'
-    elif not isinstance(plan.get("prices", {}), dict):
-        yield 'prices must be an object such as {"requests": {"unit_price": "0.10"}}'
-    else:
-        yield from plan_type_problems(slug, plan)
+        return
+    for word, part in parts.items():
+        if not isinstance(plan.get(word, {}), dict):
+            yield f"{word} must be an object such as {part.example}"
+            return
+    yield from plan_type_problems(slug, plan)
 
 
 def _completed(entry: Any) -> tuple[Any, list[str]]:

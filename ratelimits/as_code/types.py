@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 from ratelimits.algorithms import typed_numbers
 from ratelimits.algorithms.parsing import MAX_PERMITS
 from ratelimits.algorithms.typed_numbers import Mistyped
-from ratelimits.models.ledger.sums import MAX_TOTAL
-from ratelimits.pricing import money
+from ratelimits.models.accounts import PlanInclusion
 
 #: A message shows at most this many characters of a value. A longer value is cut.
 _MAX_SHOWN = 60
 #: Maximum number of digits of a number. A database would round a number with more digits.
 _MAX_DIGITS = 40
+#: The largest number that a database can store.
+_MAX_STORED = 2**63 - 1
 
 
 class FieldType(NamedTuple):
@@ -43,7 +44,8 @@ def _is_whole(value: Any) -> bool:
     return type(value) is int and -MAX_PERMITS <= value <= MAX_PERMITS
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Return whether the value is a number that a limit can have."""
     return _is_whole(value) or (
         type(value) is Decimal
         and value.is_finite()
@@ -53,42 +55,26 @@ def _is_number(value: Any) -> bool:
 
 
 _TEXT = FieldType("a text", is_text)
-_NAME = FieldType("a text that is not empty", lambda value: is_text(value) and value != "")
+NAME = FieldType("a text that is not empty", lambda value: is_text(value) and value != "")
 _WHOLE_NUMBER = FieldType(f"a whole number from 0 to {MAX_PERMITS}", _is_whole)
 #: A plan can include more units than one request can take, for example bytes.
 _QUANTITY = FieldType(
-    f"a whole number from 0 to {MAX_TOTAL}", lambda value: type(value) is int and -MAX_TOTAL <= value <= MAX_TOTAL
+    f"a whole number from 0 to {_MAX_STORED}",
+    lambda value: type(value) is int and -_MAX_STORED <= value <= _MAX_STORED,
 )
-_NUMBER = FieldType(f"a number from 0 to {MAX_PERMITS}", _is_number)
+_NUMBER = FieldType(f"a number from 0 to {MAX_PERMITS}", is_number)
 # A valid text, such as "10/5min", is replaced by numbers before the types are checked. So only numbers are accepted.
-_RATE = FieldType(f'a number from 0 to {MAX_PERMITS}, or a text such as "10/5min"', _is_number)
+_RATE = FieldType(f'a number from 0 to {MAX_PERMITS}, or a text such as "10/5min"', is_number)
 _TIME = FieldType(
     f'seconds from 0 to {MAX_PERMITS}, or a text with a unit such as "1 h"',
-    lambda value: (is_text(value) and value != "") or _is_number(value),
+    lambda value: (is_text(value) and value != "") or is_number(value),
 )
 _BOOLEAN = FieldType("true or false", lambda value: isinstance(value, bool))
 _INITIAL = FieldType('"full", "empty" or a whole number', lambda value: is_text(value) or _is_whole(value))
 
-_TIERS = FieldType(
-    'a list of texts such as "1000: 0.10"',
-    lambda value: isinstance(value, list) and all(is_text(line) and "\n" not in line for line in value),
-)
-_DECIMAL = FieldType('a decimal as a text, such as "0.10"', lambda value: is_text(value) or _is_number(value))
-
-
-#: Fields of a plan's price.
-PRICE: dict[str, FieldType] = {
-    "pricing": _NAME,
-    "unit_price": _DECIMAL,
-    "tiers": _TIERS,
-    "flat_fee": _DECIMAL,
-    "minimum": _DECIMAL,
-    "fees_due": _NAME,
-}
-
 #: Fields of a rule that are allowed to be null. A null means the same as a missing field.
 NULLABLE: dict[str, FieldType] = {
-    "plan": _NAME,
+    "plan": NAME,
     "capacity": _WHOLE_NUMBER,
     "rate": _RATE,
     "period": _TIME,
@@ -111,17 +97,17 @@ NULLABLE: dict[str, FieldType] = {
 }
 #: All fields of a rule.
 RULE: dict[str, FieldType] = NULLABLE | {
-    "name": _NAME,
-    "algorithm": _NAME,
+    "name": NAME,
+    "algorithm": NAME,
     "weighted": _BOOLEAN,
-    "scope": _NAME,
+    "scope": NAME,
     "except_scopes": _TEXT,
-    "callers": _NAME,
+    "callers": NAME,
     "group": _TEXT,
-    "key_kind": _NAME,
+    "key_kind": NAME,
     "view_key": _TEXT,
-    "meter": _NAME,
-    "mode": _NAME,
+    "meter": NAME,
+    "mode": NAME,
     "bills": _BOOLEAN,
     "on_failure": _TEXT,
     "refusal_status": _WHOLE_NUMBER,
@@ -138,40 +124,56 @@ def rule_type_problems(entry: dict[str, Any]) -> Iterator[str]:
             yield f"{field} must be {field_type.description}, not {as_json(value)}"
 
 
+class EntryPart(NamedTuple):
+    """A part of a plan's entry in a document: an object that has a value for each meter.
+
+    model     the table of its rows
+    rows      the attribute of a plan with these rows
+    example   such an object, for messages
+    problems  yields a sentence for each wrong type in the value of a meter
+    value_of  returns the value of a row
+    columns   returns the columns of a row with a value
+    """
+
+    model: Any
+    rows: str
+    example: str
+    problems: Callable[[str, Any], Iterator[str]]
+    value_of: Callable[[Any], Any]
+    columns: Callable[[Any], dict[str, Any]]
+
+
+def _quantity_problems(meter: str, quantity: Any) -> Iterator[str]:
+    if not _QUANTITY.accepts(quantity):
+        yield f"includes of {as_json(meter)} must be {_QUANTITY.description}, not {as_json(quantity)}"
+
+
+#: The parts of a plan's entry, by the word in the document. A higher floor adds its own.
+parts: dict[str, EntryPart] = {
+    "includes": EntryPart(
+        PlanInclusion,
+        "inclusions",
+        '{"requests": 10000}',
+        _quantity_problems,
+        lambda row: row.quantity,
+        lambda quantity: {"quantity": quantity},
+    )
+}
+
+
 def plan_type_problems(slug: str, plan: dict[str, Any]) -> Iterator[str]:
     """Yield a sentence for each wrong type of a value in a plan."""
-    if not _NAME.accepts(slug):
-        yield f"a plan's slug must be {_NAME.description}, not {as_json(slug)}"
-    if "name" in plan and not _NAME.accepts(plan["name"]):
-        yield f"name must be {_NAME.description}, not {as_json(plan['name'])}"
-    for meter, quantity in plan.get("includes", {}).items():
-        if not _NAME.accepts(meter):
-            yield f"a meter must be {_NAME.description}, not {as_json(meter)}"
-        if not _QUANTITY.accepts(quantity):
-            yield f"includes of {as_json(meter)} must be {_QUANTITY.description}, not {as_json(quantity)}"
+    if not NAME.accepts(slug):
+        yield f"a plan's slug must be {NAME.description}, not {as_json(slug)}"
+    if "name" in plan and not NAME.accepts(plan["name"]):
+        yield f"name must be {NAME.description}, not {as_json(plan['name'])}"
     if "currency" in plan and not _TEXT.accepts(plan["currency"]):
         yield f"currency must be {_TEXT.description}, not {as_json(plan['currency'])}"
-    for meter, price in plan.get("prices", {}).items():
-        if not _NAME.accepts(meter):
-            yield f"a meter must be {_NAME.description}, not {as_json(meter)}"
-        if not isinstance(price, dict) or price.keys() - PRICE.keys():
-            yield f'the price of {as_json(meter)} must be an object such as {{"unit_price": "0.10", "flat_fee": "5"}}'
-            continue
-        for field, value in price.items():
-            if problem := _price_problem(field, value):
-                yield f"{field} of {as_json(meter)}{problem}"
-
-
-def _price_problem(field: str, value: Any) -> str:
-    """Return what is wrong with a field of a price, as the end of a sentence; "" if it is right."""
-    if not PRICE[field].accepts(value):
-        return f" must be {PRICE[field].description}, not {as_json(value)}"
-    if PRICE[field] is _DECIMAL:
-        try:
-            money.read(value) if isinstance(value, str) else money.price(Decimal(value))
-        except ValueError as error:
-            return f": {error}"
-    return ""
+    for word, part in parts.items():
+        for meter, value in plan.get(word, {}).items():
+            if not NAME.accepts(meter):
+                yield f"a meter must be {NAME.description}, not {as_json(meter)}"
+            yield from part.problems(meter, value)
 
 
 def as_json(value: Any) -> str:

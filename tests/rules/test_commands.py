@@ -252,7 +252,10 @@ class TestRulesAsCode:
                 "rule “burst”: bills: “b” already bills requests per caller",
             ),
             ({"plans": {"pro": 5}}, "plan “pro”: write"),
-            ({"plans": {"pro": {"includes": {"requests": -1}}}}, "plan “pro”: quantity"),
+            (
+                {"plans": {"pro": {"includes": {"requests": -1}}}},
+                "plan “pro”: included quantity of requests: quantity: Ensure",
+            ),
             (
                 {"plans": {"pro": {"prices": {"requests": {"unit_price": "0.10"}}}}},
                 "plan “pro”: price of requests: meter: The plan has no currency: set one on the plan, such as EUR.",
