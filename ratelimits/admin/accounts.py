@@ -79,9 +79,9 @@ class PlanAdmin(AsksBeforeSaving, AuditedAdmin):
             rule_total=_count_of(Rule), key_total=_count_of(PlanMembership), account_total=_count_of(Account)
         )
 
-    def billed_accounts(self, pk: Any) -> Collection[str]:
+    def billed_accounts(self, row: Plan) -> Collection[str]:
         """Return the accounts on the plan."""
-        return list(Account.objects.filter(plan=pk).values_list("identifier", flat=True))
+        return list(Account.objects.filter(plan=row).values_list("identifier", flat=True))
 
     def effect_of(self, request: HttpRequest, row: Plan) -> tuple[list[str], list[str]]:
         """Return no sentences. If an undo adds a deleted plan again, return a warning about what does not come back."""
@@ -208,9 +208,9 @@ class AccountAdmin(ErasesCustomers, InspectedAdmin, RowFiles, RowSuggestions, As
     def _periods_after(self, row: Account) -> list[str]:
         return periods_after(conf.DATABASE, [row]).get(row.identifier, [])
 
-    def billed_accounts(self, pk: Any) -> Collection[str]:
+    def billed_accounts(self, row: Account) -> Collection[str]:
         """Return the account's identifier."""
-        return list(Account.objects.filter(pk=pk).values_list("identifier", flat=True))
+        return [row.identifier]
 
     def inspected(self, row: Account) -> tuple[str, str]:
         """Return the key for the inspector, and "" as the account, because the key already names the account."""

@@ -110,7 +110,9 @@ def import_rows(
                 effect.add(line)
                 if line.stored is not None and line.stored.version > seen.version:
                     changed_since.append(line)
-            _write(table, portion, using, after_portion)
+            new, changed = write(table, portion, using)
+            if new or changed:
+                after_portion(new, changed)
         if effect.digest != seen.digest:
             raise ChangedSinceError(changed_since)
         if effect.counts[LineState.ERROR] and not good_only:
@@ -121,7 +123,8 @@ def import_rows(
     return effect
 
 
-def _write(table: FileTable, portion: Sequence[ComparedLine], using: str, after_portion: AfterPortion) -> None:
+def write(table: FileTable, portion: Sequence[ComparedLine], using: str) -> tuple[list[Any], list[Any]]:
+    """Write the rows of compared lines. Return the rows that were added, and the rows that were changed."""
     changed = [line.row for line in portion if line.state is LineState.CHANGED]
     new = [line.row for line in portion if line.state is LineState.NEW]
     rows: Any = table.model._default_manager.using(using)
@@ -130,5 +133,4 @@ def _write(table: FileTable, portion: Sequence[ComparedLine], using: str, after_
         rows.bulk_update(changed, {change.field for line in portion if line.stored for change in line.changes})
     if new:
         rows.bulk_create(new)
-    if new or changed:
-        after_portion(new, changed)
+    return new, changed

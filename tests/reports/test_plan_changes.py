@@ -14,7 +14,7 @@ from django.urls import reverse
 from ratelimits import jobs
 from ratelimits.admin.operate.confirming import AsksBeforeSaving
 from ratelimits.jobs import billing
-from ratelimits.models import Account, FrozenPeriod, Plan, PlanPrice, Report
+from ratelimits.models import Account, ConfigVersion, FrozenPeriod, Plan, PlanPrice, Report
 from ratelimits.models.periods import plan_changes
 from ratelimits.moments import moment
 from ratelimits.verification import Verification
@@ -152,6 +152,7 @@ class TestQuestions:
         for url, typed in (
             self.form("plan-globex", **{"prices-0-unit_price": "2"}),
             self.form("plan-acme", name="Another name"),
+            (reverse("admin:ratelimits_account_add"), {"identifier": "new", "timezone": "America/New_York"}),
         ):
             assert self.post(admin_client, url, typed).status_code == 302
 
@@ -175,6 +176,98 @@ class TestQuestions:
         assert acme.plan_id != large.pk
         # To choose the plan for the next period changes no bill of January.
         assert self.post(admin_client, url, {**typed, "plan": acme.plan_id, "next_plan": large.pk}).status_code == 302
+
+    #: The rows of the question when `acme` goes back from a plan that includes all of its usage.
+    BACK = (("acme", "January 2026", "2026-02-01 00:00 America/New_York", "–", "890 requests, 890.00 EUR"),)
+
+    def undo_url(self, model: type[Account | Plan]) -> str:
+        newest = model.history.latest("history_id").history_id
+        return reverse("admin:ratelimits_change_undo", args=[model._meta.model_name, newest])
+
+    def undo_page(self, client: Client, model: type[Account | Plan]) -> Any:
+        """Return the page that asks before an undo, at half past midnight. It saves nothing."""
+        changes, version = model.history.count(), ConfigVersion.read("default")
+        client.get(self.undo_url(model))
+        assert ConfigVersion.read("default") == version
+        with edit_at(HALF_PAST):
+            page = client.get(self.undo_url(model))
+        assert model.history.count() == changes
+        return page
+
+    def test_an_undo_says_it_too(self, admin_client: Client) -> None:
+        acme = Account.objects.get(identifier="acme")
+        with edit_at(HALF_PAST):
+            Account.objects.filter(pk=acme.pk).update(plan=plan("large", 1000))
+        page = self.undo_page(admin_client, Account)
+        assert tuple(page.context["bills"].rows) == self.BACK
+        said = html.unescape(page.content.decode())
+        assert "This edit changes bills of a past month" in said
+        assert "<td>890 requests, 890.00 EUR</td>" in said
+        assert Account.objects.get(pk=acme.pk).plan_id != acme.plan_id
+        assert self.post(admin_client, self.undo_url(Account), {"_confirmed": "1"}).status_code == 302
+        assert Account.objects.get(pk=acme.pk).plan_id == acme.plan_id
+
+    def test_an_undo_of_an_edit_of_a_plan_too(self, admin_client: Client) -> None:
+        with edit_at(HALF_PAST):
+            Plan.objects.filter(slug="plan-acme").update(currency="USD")
+        page = self.undo_page(admin_client, Plan)
+        assert [row[3:] for row in page.context["bills"].rows] == [
+            ("890 requests, 890.00 USD", "890 requests, 890.00 EUR")
+        ]
+
+    def test_an_undo_that_changes_no_bill_of_a_past_month_does_not_say_it(self, admin_client: Client) -> None:
+        for name, fields in (("acme", {"name": "Acme"}), ("globex", {"plan": plan("large", 1000)})):
+            with edit_at(HALF_PAST):
+                Account.objects.filter(identifier=name).update(**fields)
+            assert self.undo_page(admin_client, Account).context["bills"] is None
+        with edit_at(HALF_PAST):
+            Account.objects.get(identifier="acme").delete()
+        # A deleted account keeps the plan that it had in the period.
+        assert self.undo_page(admin_client, Account).context["bills"] is None
+        assert not Account.objects.filter(identifier="acme").exists()
+
+    def test_a_former_state_says_it_too(self, admin_client: Client) -> None:
+        acme = Account.objects.get(identifier="acme")
+        first = Account.history.filter(id=acme.pk).latest("history_id").history_id
+        with edit_at(HALF_PAST):
+            Account.objects.filter(pk=acme.pk).update(plan=plan("large", 1000))
+        url = reverse("admin:ratelimits_account_simple_history", args=[acme.pk, first])
+        page = self.post(admin_client, url, {"plan": acme.plan_id, "timezone": acme.timezone})
+        assert tuple(page.context["consequences"].rows) == self.BACK
+        assert Account.objects.get(pk=acme.pk).plan_id != acme.plan_id
+
+    def shown_file(self, client: Client, *lines: str) -> Any:
+        file = SimpleUploadedFile("rows.csv", "\n".join(["identifier,name,plan,timezone", *lines]).encode())
+        with edit_at(HALF_PAST):
+            return client.post(reverse("admin:ratelimits_account_import"), {"file": file}, follow=True)
+
+    def test_a_file_says_it_too(self, admin_client: Client) -> None:
+        large = plan("large", 1000)
+        lines = ["globex,,large,Europe/Berlin", "new,,large,America/New_York", "wrong,,unknown,UTC"]
+        page = self.shown_file(admin_client, "acme,,large,America/New_York", *lines)
+        assert [row[3:] for row in page.context["bills"].rows] == [("890 requests, 890.00 EUR", "–")]
+        said = html.unescape(page.content.decode())
+        assert "This edit changes bills of a past month" in said
+        assert "<td>890 requests, 890.00 EUR</td>" in said
+        assert not Account.objects.filter(plan=large).exists()
+        version, url = ConfigVersion.read("default"), page.redirect_chain[-1][0]
+        assert admin_client.get(url).status_code == 200
+        assert ConfigVersion.read("default") == version
+        typed = {name: page.context["form"].initial[name] for name in ("digest", "version")}
+        assert self.post(admin_client, url, {**typed, "good_only": "1"}).status_code == 302
+        assert Account.objects.filter(plan=large).count() == 3
+        # Now the file changes nothing, and these lines no bill of January.
+        for line in ("acme,,large,America/New_York", "globex,,plan-globex,Europe/Berlin", "new,,plan-acme,UTC"):
+            assert self.shown_file(admin_client, line).context["bills"] is None
+
+    def test_a_file_with_too_many_accounts_to_compare_says_nothing_of_the_others(
+        self, admin_client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("ratelimits.admin.operate.past_months._MAX_LISTED", 1)
+        new = [f"aaa-{n},,,America/New_York" for n in range(2)]
+        bills = self.shown_file(admin_client, *new, "acme,Acme,plan-acme,America/New_York").context["bills"]
+        assert (len(bills.warnings), bills.rows) == (1, [])
+        assert "The bills of the others were not compared." in bills.warnings[0]
 
     def test_without_bills_it_does_not_ask_about_them(
         self, admin_client: Client, monkeypatch: pytest.MonkeyPatch

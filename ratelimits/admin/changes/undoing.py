@@ -16,7 +16,13 @@ from django.utils.translation import gettext as _
 
 from ratelimits.admin.audited import BEFORE_MOVE, ReasonForm, recorded_user
 from ratelimits.admin.changes.rows import ChangedRow, changed_rows
-from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed
+from ratelimits.admin.operate.confirming import (
+    AsksBeforeSaving,
+    Consequences,
+    changed_bills,
+    confirmation,
+    is_confirmed,
+)
 from ratelimits.models import Change
 from ratelimits.models.versioned import versioned_models
 from ratelimits.models.versions import editing
@@ -81,7 +87,14 @@ def _answer(request: HttpRequest, page: Any, history_id: int, form: ReasonForm) 
         messages.success(request, _("Undone: %s has its former values again.") % row)
         return HttpResponseRedirect(back), True
     consequences = _consequences(change, *page.effect_of(request, row))
-    return confirmation(request, page.admin_site, page.model._meta, consequences, back, form=form), False
+    bills = None
+    if isinstance(page, AsksBeforeSaving):
+        bills = changed_bills(
+            router.db_for_write(page.model),
+            lambda: page.billed_accounts(row),
+            lambda: page.save_model(request, copy(row), None, change=True),
+        )
+    return confirmation(request, page.admin_site, page.model._meta, consequences, back, form=form, bills=bills), False
 
 
 def _back(page: Any, request: HttpRequest, list_url: str) -> str:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from django.contrib.admin import AdminSite
 from django.contrib.admin.utils import unquote
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 
 from ratelimits.admin.typed import primary_key
+from ratelimits.models.versions import editing
 
 if TYPE_CHECKING:
     from ratelimits.admin.audited import AuditedAdmin as _Base
@@ -49,11 +51,19 @@ def is_confirmed(request: HttpRequest) -> bool:
 
 
 def confirmation(
-    request: HttpRequest, site: AdminSite, opts: Any, consequences: Consequences, back: str, *, form: Any = None
+    request: HttpRequest,
+    site: AdminSite,
+    opts: Any,
+    consequences: Consequences,
+    back: str,
+    *,
+    form: Any = None,
+    bills: Consequences | None = None,
 ) -> HttpResponse:
     """Return the page with the consequences. When the user confirms, the page posts the values of this POST again.
 
-    `back` is the URL of the link that cancels the action. `form` is a form with further inputs on this page.
+    `back` is the URL of the link that cancels the action. `form` is a form with further inputs on this page. `bills` is
+    what `changed_bills` returns.
     """
     excluded = {CONFIRMED, "csrfmiddlewaretoken", *(form.fields if form is not None else ())}
     typed = [(name, value) for name, values in request.POST.lists() if name not in excluded for value in values]
@@ -61,6 +71,7 @@ def confirmation(
         **site.each_context(request),
         "title": consequences.title,
         "consequences": consequences,
+        "bills": bills,
         "opts": opts,
         "typed": typed,
         "confirmed": CONFIRMED,
@@ -70,6 +81,23 @@ def confirmation(
     return TemplateResponse(request, "ratelimits/admin/operate_confirm.html", context)
 
 
+def changed_bills(
+    using: str, accounts: Callable[[], Collection[str]], save: Callable[[], object]
+) -> Consequences | None:
+    """Return which bills an edit would change, as `AsksBeforeSaving` says it before a save; None if none.
+
+    `accounts` returns the accounts whose bills are compared, and `save` makes the edit, which is rolled back.
+    """
+    compared = AsksBeforeSaving.compare_bills and AsksBeforeSaving.compare_bills(accounts())
+    if compared is None:
+        return None
+    with editing(using):
+        save()
+        changed = compared(accounts())
+        transaction.set_rollback(True, using=using)
+    return changed
+
+
 class AsksBeforeSaving(_Base):
     """Mixin for the admin pages of plans and accounts. Put it before `AuditedAdmin`.
 
@@ -77,11 +105,13 @@ class AsksBeforeSaving(_Base):
     """
 
     #: Takes accounts before an edit, and returns a function that takes those after it and says which bills the edit
-    #: changes. The floor of bills sets it.
-    compare_bills: ClassVar[Callable[[Collection[str]], Callable[[Collection[str]], Consequences | None]] | None] = None
+    #: changes; None while no edit can change a bill of a past month. The floor of bills sets it.
+    compare_bills: ClassVar[
+        Callable[[Collection[str]], Callable[[Collection[str]], Consequences | None] | None] | None
+    ] = None
 
-    def billed_accounts(self, pk: Any) -> Collection[str]:
-        """Return the accounts whose bills depend on the row with this primary key."""
+    def billed_accounts(self, row: Any) -> Collection[str]:
+        """Return the accounts whose bills depend on the row."""
         raise NotImplementedError
 
     def doubts(self, request: HttpRequest, row: Any, *, is_new: bool) -> list[str]:
@@ -95,12 +125,23 @@ class AsksBeforeSaving(_Base):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
+        self._read_bills(request, object_id)
+        return super().changeform_view(request, object_id, form_url, extra_context)
+
+    def history_form_view(
+        self, request: HttpRequest, object_id: str, version_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        self._read_bills(request, object_id)
+        return super().history_form_view(request, object_id, version_id, extra_context)
+
+    def _read_bills(self, request: HttpRequest, object_id: str | None) -> None:
+        """Read the bills before an edit, for `_question`."""
         compare_bills = type(self).compare_bills
         if request.method == "POST" and not is_confirmed(request) and compare_bills is not None:
             pk = None if object_id is None else primary_key(self.model, unquote(object_id))
-            accounts = () if pk is None else self.billed_accounts(pk)
+            row = None if pk is None else self.model._default_manager.filter(pk=pk).first()
+            accounts = () if row is None else self.billed_accounts(row)
             request.compared_bills = compare_bills(accounts)  # type: ignore[attr-defined]
-        return super().changeform_view(request, object_id, form_url, extra_context)
 
     def response_add(self, request: HttpRequest, obj: Any, post_url_continue: str | None = None) -> HttpResponse:
         return self._question(request, obj, is_new=True) or super().response_add(request, obj, post_url_continue)
@@ -116,7 +157,7 @@ class AsksBeforeSaving(_Base):
         if is_confirmed(request):
             return None
         compared = getattr(request, "compared_bills", None)
-        changed = (compared and compared(self.billed_accounts(row.pk))) or Consequences("", ())
+        changed = (compared and compared(self.billed_accounts(row))) or Consequences("", ())
         warnings = [*self.doubts(request, row, is_new=is_new), *changed.warnings]
         if not warnings:
             return None

@@ -22,11 +22,12 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ratelimits import moments
 from ratelimits.admin.audited import REASON, AuditedAdmin, reason_field, recorded_user
+from ratelimits.admin.operate.confirming import Consequences, changed_bills
 from ratelimits.admin.row_files.shown import ShownLines, deleted_before, edited_terms, page_of, unknown_keys
 from ratelimits.files import FileDownload, csv_lines, encoded
 from ratelimits.models import Upload
 from ratelimits.row_files import tables
-from ratelimits.row_files.comparing import LineState
+from ratelimits.row_files.comparing import PORTION, ComparedLine, LineState
 from ratelimits.row_files.importing import (
     ChangedSinceError,
     FileEffect,
@@ -34,6 +35,7 @@ from ratelimits.row_files.importing import (
     SeenEffect,
     effect_of_file,
     import_rows,
+    write,
 )
 from ratelimits.row_files.tables import MAX_BYTES, MAX_LINES, BadFileError, Source, read, too_large
 
@@ -188,14 +190,17 @@ class RowFiles(_Base):
         """Return the page with the differences. `form` is the form that was posted but not accepted, or None."""
         effect, lines = effect_of_file(self._table, source, self._database)
         shown_lines = ShownLines(request.GET.get("show", ""), page_of(request.GET.get("page", "")))
-        # Accounts have no column of a key. Only they can have been deleted before, and have billing periods.
+        # Accounts have no column of a key. Only they can have been deleted before, and have billing periods and bills.
         noted = (
             {"unknown": unknown_keys()}
             if "key" in self._table.columns
             else {"deleted": deleted_before(), "terms": edited_terms()}
         )
+        written = []
         for line in lines:
             shown_lines.add(line)
+            if "terms" in noted and line.state in (LineState.NEW, LineState.CHANGED):
+                written.append(line)
             for each in noted.values():
                 each.add(line)
         for each in noted.values():
@@ -210,8 +215,21 @@ class RowFiles(_Base):
             good=effect.good,
             sections=shown_lines.sections(request.GET["file"], effect.counts),
             start_url=request.path,
+            bills=self._changed_bills(written),
             **noted,
         )
+
+    def _changed_bills(self, lines: Sequence[ComparedLine]) -> Consequences | None:
+        """Return which bills these lines would change; None if none, or if the database refuses a row."""
+
+        def save() -> None:
+            for first in range(0, len(lines), PORTION):
+                write(self._table, lines[first : first + PORTION], self._database)
+
+        try:
+            return changed_bills(self._database, lambda: [line.row.identifier for line in lines], save)
+        except IntegrityError:
+            return None  # An import says it.
 
     def _import(self, request: HttpRequest, source: Source, form: ConfirmForm) -> FileEffect | None:
         """Import a file, and return its effect. If nothing was imported, show the reason and return None."""

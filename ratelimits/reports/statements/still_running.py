@@ -42,10 +42,8 @@ def may_run(now: int, month: str) -> bool:
 def still_running(using: str, accounts: Iterable[str], now: int, month: str) -> Iterator[StillRunning]:
     """Yield the periods of these accounts that run at `now` and belong to a month before `month`, sorted by account.
 
-    `with_amounts` adds what is billed.
+    `with_amounts` adds what is billed. If not `may_run`, there are none.
     """
-    if not may_run(now, month):
-        return
     names, book = sorted(accounts), TermsBook(using)
     for first in range(0, len(names), _CHUNK):
         chunk = names[first : first + _CHUNK]
