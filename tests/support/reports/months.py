@@ -410,8 +410,9 @@ class History:
         (customer,) = named_now("default", texts[:1]).values()
         timeline = timelines_of("default", [customer])[customer.token]
         if moments is None:
+            # Where a clock was ahead, the first frozen period can begin after `now`: none until now was used.
             first = timeline.frozen[0].start if timeline.frozen else now
-            moments = [first + (now - first) * part // 20 for part in range(21)] if timeline.frozen else []
+            moments = [first + (now - first) * part // 20 for part in range(21)] if first < now else []
         return {at: timeline.at(at) for at in moments}
 
     def _edit_moment(self) -> int:
