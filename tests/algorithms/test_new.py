@@ -198,5 +198,5 @@ def test_nothing_but_the_algorithms_themselves_asks_which_one_it_is() -> None:
     # The form offers examples. A rate that is typed or imported becomes a limit of one algorithm. The doctor tries all.
     making = {"admin/rule_form/starting_points.py", "admin/rule_form/yesterday.py", "outbound/deciding.py"}
     making |= {"moving/rates.py", "throttling/by_rates.py", "throttling/deciding.py"}
-    making |= {"doctor/findings.py", "doctor/walks.py"}
+    making |= {"doctor/findings.py", "doctor/usage.py", "doctor/walks.py"}
     assert {(where, name) for where, name in found if where not in making} == set()

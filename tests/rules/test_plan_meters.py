@@ -215,7 +215,7 @@ def test_a_part_that_cannot_be_read_is_said_and_the_rules_in_force_stay(
     known = loader.current()
     rule("other")
     with without_table(PlanPrice):
-        with pytest.raises(RulesUnavailable, match=r"ratelimits_planprice.* was `manage\.py migrate` run\?"):
+        with pytest.raises(RulesUnavailable, match=r"(?s)ratelimits_planprice.* was `manage\.py migrate` run\?"):
             loader.reload()
         clock.seconds += conf.RELOAD_INTERVAL + 1
         assert loader.current() is known
