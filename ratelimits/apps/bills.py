@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 
 from ratelimits import erasure
 from ratelimits.as_code import prices
-from ratelimits.conf import conf
 from ratelimits.models import Report
 from ratelimits.reports.terms.plan_book import included_now
 from ratelimits.status import additions, billed
@@ -17,7 +16,6 @@ def install() -> None:
     """Put the functions of this floor in the places that the floors below leave for them."""
     bills.included = included_now
     bills.chains = _chains
-    bills.intervals = _intervals
     additions.register(billed.ADDITIONS)
     erasure.PARTS.add("ratelimits.erasure.bills.BILLS")
     prices.register()
@@ -25,10 +23,3 @@ def install() -> None:
 
 def _chains(using: str) -> Iterator[Mapping[str, int]]:
     return Report.objects.using(using).order_by().values_list("chain", flat=True).iterator()
-
-
-def _intervals() -> Mapping[str, float]:
-    intervals = {"ratelimits.finalise": conf.FINALISE_INTERVAL}
-    if conf.PUSH:
-        intervals["ratelimits.push"] = conf.PUSH_INTERVAL
-    return intervals

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ratelimits import recording
+from ratelimits import recording, rules
 from ratelimits.checks import usage  # noqa: F401  (the system checks)
 from ratelimits.doctor import usage as usage_for_doctor
 from ratelimits.quota.counting import counting
@@ -27,3 +27,5 @@ def install() -> None:
     state.sources[:] = [readings.read]
     additions.register(counted.ADDITIONS)
     usage_for_doctor.install()
+    # An app that was ready earlier can have asked for a decision. Its prepared commands count and restore nothing.
+    rules.forget()

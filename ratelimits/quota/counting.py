@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ratelimits.quota.prepared import Prepared
     from ratelimits.rules import AccessRow, Snapshot
 
-#: What is counted in the memory of a process. `process_totals.py` explains each kind.
+#: What is counted in the memory of a process. `quota/usage/process_totals.py` explains each kind.
 Kind = Literal[
     "admitted", "unanswered", "unmetered", "unreported", "uncounted", "blocked", "exempt", "unreadable", "undecided"
 ]

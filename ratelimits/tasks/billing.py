@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from celery import shared_task
 
 from ratelimits.conf import conf
 from ratelimits.jobs import billing as jobs
 from ratelimits.push import receivers
+from ratelimits.usage.bills import bills
 
 
 @shared_task(name="ratelimits.finalise", ignore_result=True, acks_late=True)
@@ -28,3 +31,14 @@ def push_to(name: str) -> None:
     """Send a billing system the lines that it does not have yet, for at most PUSH_INTERVAL. The next run continues."""
     if name in conf.PUSH:  # The setting can change while a task waits.
         jobs.push(receivers.receiver(name), max_seconds=conf.PUSH_INTERVAL)
+
+
+def _intervals() -> Mapping[str, float]:
+    intervals = {"ratelimits.finalise": conf.FINALISE_INTERVAL}
+    if conf.PUSH:
+        intervals["ratelimits.push"] = conf.PUSH_INTERVAL
+    return intervals
+
+
+# Not when Django starts: an app that is ready earlier can already ask for the schedule, and Celery asks only once.
+bills.intervals = _intervals

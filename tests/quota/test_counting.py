@@ -12,7 +12,9 @@ import pytest
 from django.test import RequestFactory
 
 from ratelimits import recording, rules
+from ratelimits.algorithms.limits import Lasting
 from ratelimits.answers.answer import Answer
+from ratelimits.apps import usage as floor_above
 from ratelimits.embedded import free_port
 from ratelimits.engine import AlreadySettled, Decision, Receipt, refund
 from ratelimits.identity import Identity
@@ -76,6 +78,22 @@ def admitted(check: Check, tries: int, identity: Identity = WHO, **more: Any) ->
 
 def test_the_floor_above_has_a_function_in_each_place() -> None:
     assert [place.name for place in fields(Counting) if getattr(counting, place.name) == place.default] == []
+
+
+def test_what_was_prepared_before_the_floor_above_was_installed_is_prepared_again(
+    check: Check, redis_client: RawRedis
+) -> None:
+    """An app whose `ready` came earlier has asked for a decision."""
+    rule("monthly", "calendar_window", capacity=5, start_from_ledger=True)
+    with pytest.MonkeyPatch.context() as patch:
+        for place in fields(Counting):
+            patch.setattr(counting, place.name, place.default)
+        assert check(WHO).allowed
+    floor_above.install()
+    decision = check(WHO).decision
+    assert decision is not None
+    assert decision.program.terms[0].lasting is not Lasting.NO
+    assert list(counted(redis_client).values()) == [1]
 
 
 @pytest.mark.usefixtures("alone")

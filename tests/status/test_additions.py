@@ -12,7 +12,7 @@ from django.core.management import call_command
 
 from ratelimits.models import KeyOverride, KeyTotal
 from ratelimits.models.status.totals import DAY, SUMS, newest_days
-from ratelimits.status.additions import registered, used_keys
+from ratelimits.status.additions import Additions, registered, used_keys
 from ratelimits.status.keys import (
     accounts_of_key,
     all_tables,
@@ -43,6 +43,11 @@ def without_usage(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_what_is_taken_away_comes_back() -> None:
     assert (used_keys(), registered) == ([], [])
+    added = Additions()
+    registered.append(added)
+    with alone():
+        assert registered == []
+    assert registered == [added]
 
 
 def test_keys_are_found_in_the_rows_that_people_edit() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
+import os
+import sys
 from typing import Any
 
 import pytest
@@ -10,20 +13,43 @@ from django.core.management import call_command
 
 from ratelimits import tasks
 from ratelimits.models import ChainMark, PeriodUsage
+from tests.support import forked
 from tests.support.reports.invoices import close, spend
 from tests.support.usage.traffic import use
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+OF_USAGE = {f"ratelimits.{name}" for name in ("seal", "drain", "compact", "alerts")}
+OF_BILLS = {"ratelimits.finalise", "ratelimits.push"}
+PUSH = {"lago": {"KEY": "key", "SINCE": "2026-11"}}
+#: Asks for the schedule when the first app is ready, before any floor has installed its functions.
+ASKS_EARLY = """
+import django
+from ratelimits.apps import RatelimitsConfig
+
+def ready(app):
+    from ratelimits.tasks import beat_schedule
+    print(*beat_schedule())
+
+RatelimitsConfig.ready = ready
+django.setup()
+"""
+
 
 def test_beat_starts_the_tasks_of_bills_only_if_they_are_installed(
     request: pytest.FixtureRequest, settings: Any
 ) -> None:
-    settings.RATELIMITS = {**settings.RATELIMITS, "PUSH": {"lago": {"KEY": "key", "SINCE": "2026-11"}}}
-    of_usage = {f"ratelimits.{name}" for name in ("seal", "drain", "compact", "alerts")}
-    assert tasks.beat_schedule().keys() == of_usage | {"ratelimits.finalise", "ratelimits.push"}
+    settings.RATELIMITS = {**settings.RATELIMITS, "PUSH": PUSH}
+    assert tasks.beat_schedule().keys() == OF_USAGE | OF_BILLS
     request.getfixturevalue("no_bills")
-    assert tasks.beat_schedule().keys() == of_usage
+    assert tasks.beat_schedule().keys() == OF_USAGE
+
+
+def test_an_app_that_is_ready_earlier_gets_the_whole_schedule() -> None:
+    environment = {**os.environ, "RATELIMITS_TEST_PUSH": json.dumps(PUSH)}
+    command = [sys.executable, "-c", ASKS_EARLY]
+    done = forked.run(command, env=environment, check=True, capture_output=True, text=True)
+    assert set(done.stdout.split()) == OF_USAGE | OF_BILLS
 
 
 def test_usage_reaches_the_ledger_and_its_totals(no_bills: None) -> None:
