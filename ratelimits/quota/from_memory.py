@@ -89,9 +89,8 @@ def by_row(
     if again and not commands.includes_own_edits and reread(commands):
         return by_row(commands_by(rules.current()), identity, costs, again=False)
     counting.by_row(row, identity, ONE_ITEM if costs is ONE_REQUEST else tuple(costs.items()))
-    if not denials.asks:
-        denials.asks = True
-        sender.start()
+    denials.asks = True
+    sender.start()
     return commands.row_answers.get(row.pk) or _answer_of_row(commands, row)
 
 

@@ -7,7 +7,7 @@ state them, and the reports print them as a gap. Denied requests are not billed.
 
 from __future__ import annotations
 
-from ratelimits.engine.call import ANONYMOUS_KEY, Usage
+from ratelimits.engine.call import Usage
 from ratelimits.engine.counting import RefusalCount
 from ratelimits.logs import bounded
 from ratelimits.quota.counting import counting
@@ -17,8 +17,6 @@ logger = bounded(__name__)
 #: Maximum number of counters that a `RefusalCounts` keeps. A request has one counter for each of its meters.
 MAX_COUNTERS = 50_000
 
-#: Counts nothing, but the reply of Redis contains the version of the rules.
-QUESTION = RefusalCount(Usage("", ANONYMOUS_KEY, ()), costs=(), rule=0, version=0, requests=0)
 #: What is counted: the fields of a RefusalCount, without its number of requests.
 _Subject = tuple[Usage, tuple[int, ...], int, int]
 
@@ -62,5 +60,4 @@ def declare(counted: RefusalCount) -> None:
     """Declare refusals that are perhaps not counted as denied: add them to the process totals, which state a gap."""
     usage = counted.usage
     costs = {meter.name: cost for meter, cost in zip(usage.meters, counted.costs, strict=True)}
-    if costs:  # otherwise it is the QUESTION
-        counting.add("uncounted", usage.account, usage.key, costs, counted.requests)
+    counting.add("uncounted", usage.account, usage.key, costs, counted.requests)

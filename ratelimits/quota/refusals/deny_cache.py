@@ -29,7 +29,7 @@ from ratelimits.engine.server import Server
 from ratelimits.engine.transport.breaker import NodeUnavailable
 from ratelimits.engine.transport.connection import NotSent, Unavailable
 from ratelimits.logs import bounded
-from ratelimits.quota.refusals.counts import QUESTION, RefusalCounts, declare
+from ratelimits.quota.refusals.counts import RefusalCounts, declare
 
 logger = bounded(__name__)
 
@@ -163,7 +163,8 @@ class DenyCache:
             counts[denied.decision] += denied.take_count()
         self._ended = [denied for denied in self._ended if denied.until > forget_before]
         refused = [(decision, count, decision.call.counted) for decision, count in counts.items() if count]
-        self.asks = self.asks or bool(refused)
+        if refused:
+            self.asks = True  # do not write False: another thread can set True at this moment
         return [_refusal_count(decision, usage, count) for decision, count, usage in refused if usage is not None]
 
     def put_back(self, unsent: list[RefusalCount]) -> None:
@@ -254,11 +255,26 @@ class Sender:
 
     def _send(self) -> None:
         counted = [*self._cache.take(), *self._more()]
-        if self._cache.asks:
+        asks = self._cache.asks
+        if asks:
             self._cache.asks = False
-            counted = counted or [QUESTION]
         if counted:
             self._cache.put_back(send(self._server(), counted, self._on_version))
+        elif asks:
+            self._ask()
+
+    def _ask(self) -> None:
+        """Ask for the version of the rules, and count nothing. If Redis does not answer, the next sending asks."""
+        server = self._server()
+        command = Count(server.keyspace.head(0), server.keyspace.open(0))  # an edit writes its version to every shard
+        try:
+            version = server.wire.call(command, new_nonce())
+        except (Unavailable, ResponseError) as error:
+            logger.info("The version of the rules is asked for again: %s", error)
+            self._cache.asks = True
+            return
+        if version and self._on_version is not None:
+            self._on_version(version)
 
     def _send_last(self) -> None:
         # The process ends, so it does not need newer rules.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 from ratelimits.embedded import free_port
+from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.models import Access, DurabilityGap
 from ratelimits.quota import checking, from_memory
+from ratelimits.quota.refusals.deny_cache import DenyCache, Sender
 from ratelimits.quota.usage import access, process_totals
 from ratelimits.reports.gaps import describe
 from ratelimits.usage.process_totals import write as write_totals
@@ -89,6 +92,27 @@ def test_decided_refusals_are_added_up_before_they_are_sent(monkeypatch: pytest.
         assert len(from_memory.denials._decided) < 10
     assert len(from_memory.denials._waiting) == 1
     assert sum(one.requests for one in from_memory.denials.take()) == 95
+
+
+def test_a_thread_that_could_not_start_is_started_by_the_next_blocked_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    Access.objects.create(target="account:acme", reason="abuse")
+    cache = DenyCache()
+    sender = Sender(cache, current_server)
+    monkeypatch.setattr(from_memory, "denials", cache)
+    monkeypatch.setattr(from_memory, "sender", sender)
+    start = threading.Thread.start
+
+    def too_many(thread: threading.Thread) -> None:
+        if thread.name == "ratelimits-denied":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", too_many)
+        assert not checking.check(WHO).allowed
+        assert not sender._background.running
+    assert not checking.check(WHO).allowed
+    assert sender._background.running
 
 
 def test_counts_whose_reply_was_lost_are_declared_as_a_gap(servers: TestServers, settings: Any) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
+
+import pytest
 
 from ratelimits.embedded import free_port
 from ratelimits.engine import Decision, Limit, Meter, Usage, algorithm_from_json, decide
 from ratelimits.engine.server import current_server
 from ratelimits.quota.refusals.deny_cache import DenyCache, Sender, send
-from tests.support.entry_points import away
+from tests.support.engine.proxy import Proxy
+from tests.support.entry_points import away, short_timeout
 from tests.support.raw import RawRedis
+from tests.support.servers import TestServers
 
 BUCKET = algorithm_from_json({"algorithm": "token_bucket", "capacity": 1, "rate": 1, "period": 60})
 LEASES = algorithm_from_json({"algorithm": "concurrency", "capacity": 1, "lease_ttl": 60})
@@ -167,3 +172,37 @@ def test_counts_that_could_not_be_sent_are_sent_later(redis_client: RawRedis, se
     (open_batch,) = redis_client.keys("*:open")
     counts = [int(value) for name, value in redis_client.hgetall(open_batch).items() if name[:2] == b"d|"]
     assert sum(counts) == 1 + 6
+
+
+def test_a_version_that_redis_did_not_say_is_asked_for_again_and_no_error_is_logged(
+    servers: TestServers, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = DenyCache()
+    sender = Sender(cache, current_server)
+    usual = settings.CACHES
+    with Proxy(servers.redis.port) as proxy, short_timeout(settings), caplog.at_level(logging.ERROR):
+        away(settings, proxy.port)
+        proxy.lose.set()
+        for port in (proxy.port, free_port()):  # the reply is lost; the question is not sent
+            away(settings, port)
+            cache.asks = True
+            sender.flush()
+            assert (cache.asks, cache.take()) == (True, [])
+            sender._send_last()
+    settings.CACHES = usual
+    sender.flush()
+    assert not cache.asks
+    assert caplog.records == []
+
+
+def test_a_sending_without_counts_does_not_undo_that_another_thread_asks() -> None:
+    class Noted(DenyCache):
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            written.append(name)
+
+    written: list[str] = []
+    cache = Noted()
+    written.clear()
+    cache.take()
+    assert "asks" not in written
