@@ -371,11 +371,14 @@ class PrefetchedPermits:
                     self._recorded.append(counts.new)
 
     def has_ended(self, prefetch: Prefetch, *, end_now: bool = False) -> bool:
-        """Return whether the permits of a prefetch have ended. If `end_now` is true, first end them."""
+        """Return whether the permits of a prefetch have ended. If `end_now` is true, or their time is over, end them.
+
+        Afterwards no thread can spend permits that the caller gives back, not even one that read the clock earlier.
+        """
         with self._lock:
-            if end_now:
+            if end_now or self.clock() >= prefetch.until:
                 self._end(prefetch)
-            return self.clock() >= prefetch.until
+            return prefetch.until == _ENDED
 
 
 def _greatest_power_of_two(size: int) -> int:

@@ -122,6 +122,29 @@ def test_what_was_not_spent_in_time_is_given_back() -> None:
     assert process.left() == 100 - 6 - 2
 
 
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_what_is_given_back_is_not_spent_by_a_thread_that_read_the_clock_earlier(is_counted: bool) -> None:
+    asked = call(capacity=100)
+    assert asked.usage is not None
+    process = Process(asked._replace(usage=asked.usage._replace(counted=is_counted)))
+    assert all(process.request() for _ in range(6))
+    before, meanwhile = process.clock.now, [send_and_give_back]
+
+    def clock() -> float:
+        if not meanwhile:
+            return process.clock.now
+        process.clock.now = before + 1.1
+        meanwhile.pop()()
+        return before
+
+    process.permits.clock = clock
+    prefetch = process.permits._current
+    assert prefetch is not None
+    spent = process.permits.spend()
+    assert (spent, process.left()) == (None, 100 - 6)
+    assert not prefetch.unspent
+
+
 def test_nothing_is_given_back_into_another_window() -> None:
     process = Process(call(capacity=100, period=2), seconds=60)
     assert all(process.request() for _ in range(6))
