@@ -226,6 +226,28 @@ class TestQuestions:
         assert self.undo_page(admin_client, Account).context["bills"] is None
         assert not Account.objects.filter(identifier="acme").exists()
 
+    @pytest.mark.parametrize(
+        ("slug", "after"), [("plan-acme", None), ("large", "–")], ids=["on its former plan", "on another plan"]
+    )
+    def test_a_deleted_account_that_is_added_again_says_it_too(
+        self, admin_client: Client, slug: str, after: str | None
+    ) -> None:
+        plan("large", 1000)
+        with edit_at(HALF_PAST):
+            Account.objects.get(identifier="acme").delete()
+        typed = {"identifier": "acme", "plan": Plan.objects.get(slug=slug).pk, "timezone": "America/New_York"}
+        page = self.post(admin_client, reverse("admin:ratelimits_account_add"), typed)
+        rows = [row[3:] for row in page.context["consequences"].rows]
+        assert rows == ([] if after is None else [("890 requests, 890.00 EUR", after)])
+        assert ("This edit changes bills of a past month" in page.content.decode()) == (after is not None)
+        assert not Account.objects.filter(identifier="acme").exists()
+
+    def test_a_new_plan_has_no_bills_yet(self, admin_client: Client) -> None:
+        typed = {"name": "New", "slug": "new", "currency": "EUR"}
+        for name in ("inclusions", "prices"):
+            typed |= {f"{name}-TOTAL_FORMS": "0", f"{name}-INITIAL_FORMS": "0"}
+        assert self.post(admin_client, reverse("admin:ratelimits_plan_add"), typed).status_code == 302
+
     def test_a_former_state_says_it_too(self, admin_client: Client) -> None:
         acme = Account.objects.get(identifier="acme")
         first = Account.history.filter(id=acme.pk).latest("history_id").history_id

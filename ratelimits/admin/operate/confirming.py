@@ -6,13 +6,11 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from django.contrib.admin import AdminSite
-from django.contrib.admin.utils import unquote
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 
-from ratelimits.admin.typed import primary_key
 from ratelimits.models.versions import editing
 
 if TYPE_CHECKING:
@@ -111,37 +109,19 @@ class AsksBeforeSaving(_Base):
     ] = None
 
     def billed_accounts(self, row: Any) -> Collection[str]:
-        """Return the accounts whose bills depend on the row."""
+        """Return the accounts whose bills depend on the row, which is perhaps not saved yet."""
         raise NotImplementedError
 
     def doubts(self, request: HttpRequest, row: Any, *, is_new: bool) -> list[str]:
         """Return sentences about a saved row that people must have read before it is committed."""
         return []
 
-    def changeform_view(
-        self,
-        request: HttpRequest,
-        object_id: str | None = None,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
-    ) -> HttpResponse:
-        self._read_bills(request, object_id)
-        return super().changeform_view(request, object_id, form_url, extra_context)
-
-    def history_form_view(
-        self, request: HttpRequest, object_id: str, version_id: str, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        self._read_bills(request, object_id)
-        return super().history_form_view(request, object_id, version_id, extra_context)
-
-    def _read_bills(self, request: HttpRequest, object_id: str | None) -> None:
-        """Read the bills before an edit, for `_question`."""
-        compare_bills = type(self).compare_bills
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Save the row. First read the bills before the edit, for `_question`: a new row can change some too."""
+        compare_bills = AsksBeforeSaving.compare_bills
         if request.method == "POST" and not is_confirmed(request) and compare_bills is not None:
-            pk = None if object_id is None else primary_key(self.model, unquote(object_id))
-            row = None if pk is None else self.model._default_manager.filter(pk=pk).first()
-            accounts = () if row is None else self.billed_accounts(row)
-            request.compared_bills = compare_bills(accounts)  # type: ignore[attr-defined]
+            request.compared_bills = compare_bills(self.billed_accounts(obj))  # type: ignore[attr-defined]
+        super().save_model(request, obj, form, change)
 
     def response_add(self, request: HttpRequest, obj: Any, post_url_continue: str | None = None) -> HttpResponse:
         return self._question(request, obj, is_new=True) or super().response_add(request, obj, post_url_continue)
