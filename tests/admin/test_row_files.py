@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+from collections.abc import Collection
 from html import unescape
 from typing import Any
 
@@ -15,8 +17,11 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from ratelimits.admin.operate.confirming import AsksBeforeSaving
+from ratelimits.admin.row_files.shown import PER_PAGE
 from ratelimits.models import Account, ConfigVersion, KeyOverride, Name, Plan, PlanMembership, Upload
 from ratelimits.models.row_files.uploads import MAX_AGE
+from ratelimits.row_files.comparing import ComparedLine
 from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -147,6 +152,18 @@ def test_the_other_lines_are_on_other_pages() -> None:
     assert "user:399" not in text(last)
     assert len(confirmed(client, last).redirect_chain) == 1
     assert len(rows()) == 450
+
+
+def test_the_page_keeps_only_the_lines_that_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[tuple[int, int]] = []
+
+    def compare_bills(accounts: Collection[str]) -> None:
+        gc.collect()
+        kept.append((len(accounts), sum(isinstance(each, ComparedLine) for each in gc.get_objects())))
+
+    monkeypatch.setattr(AsksBeforeSaving, "compare_bills", staticmethod(compare_bills))
+    shown(importer("account"), ACCOUNTS, "identifier", *(f"acme-{n}" for n in range(3 * PER_PAGE)))
+    assert kept == [(3 * PER_PAGE, PER_PAGE + 1)]  # and the last line
 
 
 def test_what_somebody_changed_meanwhile_is_said_and_nothing_is_imported(plans: tuple[Plan, Plan]) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from django.core.exceptions import ValidationError
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from ratelimits import jobs
@@ -282,12 +284,31 @@ class TestQuestions:
         for line in ("acme,,large,America/New_York", "globex,,plan-globex,Europe/Berlin", "new,,plan-acme,UTC"):
             assert self.shown_file(admin_client, line).context["bills"] is None
 
+    def test_a_file_is_tried_only_for_the_first_page_and_only_where_a_line_can_change_a_bill(
+        self, admin_client: Client
+    ) -> None:
+        def written(url: str) -> list[str]:
+            with edit_at(HALF_PAST), CaptureQueriesContext(connection) as queries:
+                assert admin_client.get(url).status_code == 200
+            statements = [query["sql"] for query in queries if query["sql"].startswith(("INSERT", "UPDATE"))]
+            return [sql for sql in statements if "django_session" not in sql]
+
+        plan("large", 1000)
+        lines = ("acme,Acme,plan-acme,America/New_York", "globex,Globex,large,Europe/Berlin")
+        url = self.shown_file(admin_client, *lines).redirect_chain[-1][0]
+        tried = " ".join(written(url))
+        assert "'globex'" in tried
+        assert "'acme'" not in tried
+        assert written(f"{url}&show=changed") == written(f"{url}&show=changed&page=2") == []
+        url = self.shown_file(admin_client, lines[0]).redirect_chain[-1][0]
+        assert written(url) == []
+
     def test_a_file_with_too_many_accounts_to_compare_says_nothing_of_the_others(
         self, admin_client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("ratelimits.admin.operate.past_months._MAX_LISTED", 1)
         new = [f"aaa-{n},,,America/New_York" for n in range(2)]
-        bills = self.shown_file(admin_client, *new, "acme,Acme,plan-acme,America/New_York").context["bills"]
+        bills = self.shown_file(admin_client, *new, "acme,Acme,,America/New_York").context["bills"]
         assert (len(bills.warnings), bills.rows) == (1, [])
         assert "The bills of the others were not compared." in bills.warnings[0]
 

@@ -5,7 +5,7 @@ An import has three steps: the user chooses a file, looks at its differences fro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from django import forms
@@ -23,11 +23,18 @@ from django.utils.translation import gettext_lazy, ngettext
 from ratelimits import moments
 from ratelimits.admin.audited import REASON, AuditedAdmin, reason_field, recorded_user
 from ratelimits.admin.operate.confirming import Consequences, changed_bills
-from ratelimits.admin.row_files.shown import ShownLines, deleted_before, edited_terms, page_of, unknown_keys
+from ratelimits.admin.row_files.shown import (
+    ShownLines,
+    changes_bills,
+    deleted_before,
+    edited_terms,
+    page_of,
+    unknown_keys,
+)
 from ratelimits.files import FileDownload, csv_lines, encoded
 from ratelimits.models import Upload
 from ratelimits.row_files import tables
-from ratelimits.row_files.comparing import PORTION, ComparedLine, LineState
+from ratelimits.row_files.comparing import LineState, compare
 from ratelimits.row_files.importing import (
     ChangedSinceError,
     FileEffect,
@@ -196,11 +203,13 @@ class RowFiles(_Base):
             if "key" in self._table.columns
             else {"deleted": deleted_before(), "terms": edited_terms()}
         )
-        written = []
+        # Only the first page says which bills change, because to find this out the file is tried.
+        says_bills = "terms" in noted and not {"page", "show"} & request.GET.keys()
+        billed: list[str] = []
         for line in lines:
             shown_lines.add(line)
-            if "terms" in noted and line.state in (LineState.NEW, LineState.CHANGED):
-                written.append(line)
+            if says_bills and changes_bills(line):
+                billed.append(line.row.identifier)
             for each in noted.values():
                 each.add(line)
         for each in noted.values():
@@ -215,19 +224,19 @@ class RowFiles(_Base):
             good=effect.good,
             sections=shown_lines.sections(request.GET["file"], effect.counts),
             start_url=request.path,
-            bills=self._changed_bills(written),
+            bills=self._changed_bills(source, billed) if billed else None,
             **noted,
         )
 
-    def _changed_bills(self, lines: Sequence[ComparedLine]) -> Consequences | None:
-        """Return which bills these lines would change; None if none, or if the database refuses a row."""
+    def _changed_bills(self, source: Source, accounts: Collection[str]) -> Consequences | None:
+        """Return which bills of these accounts a file would change; None if none, or if the database refuses a row."""
 
         def save() -> None:
-            for first in range(0, len(lines), PORTION):
-                write(self._table, lines[first : first + PORTION], self._database)
+            for portion in compare(self._table, source, self._database):
+                write(self._table, [line for line in portion if changes_bills(line)], self._database)
 
         try:
-            return changed_bills(self._database, lambda: [line.row.identifier for line in lines], save)
+            return changed_bills(self._database, lambda: accounts, save)
         except IntegrityError:
             return None  # An import says it.
 

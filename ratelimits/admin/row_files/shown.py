@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -16,6 +16,9 @@ from ratelimits.row_files.comparing import PORTION, ComparedLine, LineState
 
 #: Maximum number of lines that a section shows at once.
 PER_PAGE = 200
+#: The columns of an account from which its billing periods follow, and those from which its bills follow.
+_OF_PERIODS = ("timezone", "billing_anchor")
+_OF_BILLS = ("plan", *_OF_PERIODS)
 
 
 class Section(NamedTuple):
@@ -141,5 +144,14 @@ def edited_terms() -> NotedLines:
     return NotedLines(
         "identifier",
         lambda rows: {text: " ".join(said) for text, said in periods_after(conf.DATABASE, rows).items()},
-        lambda line: any(change.field in ("timezone", "billing_anchor") for change in line.changes),
+        lambda line: _changes(line, _OF_PERIODS),
     )
+
+
+def changes_bills(line: ComparedLine) -> bool:
+    """Return whether a line adds an account, or changes a column from which the bills of its account follow."""
+    return line.state is LineState.NEW or (line.state is LineState.CHANGED and _changes(line, _OF_BILLS))
+
+
+def _changes(line: ComparedLine, columns: Collection[str]) -> bool:
+    return any(change.field in columns for change in line.changes)
