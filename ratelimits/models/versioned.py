@@ -180,8 +180,12 @@ class Versioned(models.Model):
 
 
 def versioned_models() -> list[type[Versioned]]:
-    """Return the tables of the configuration that the installed apps have."""
-    return [model for model in apps.get_models() if issubclass(model, Versioned)]
+    """Return the tables of the configuration that the installed apps have.
+
+    Leave out models that share the history of another one, such as a proxy of a project: each row is in one table.
+    """
+    models_ = (model for model in apps.get_models() if issubclass(model, Versioned))
+    return [model for model in models_ if model.history.model.instance_type is model]
 
 
 def write_tombstones(before: Iterable[M], after: Iterable[M], edit: Edit) -> None:

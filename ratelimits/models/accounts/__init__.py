@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from django.apps import apps
 from django.core.exceptions import ValidationError
 from django.db import models, router
 from django.dispatch import receiver
@@ -27,7 +26,7 @@ from ratelimits.models.customers import (
 from ratelimits.models.fields.validity import END_NOT_AFTER_START, overlapping, validate_period
 from ratelimits.models.history import History
 from ratelimits.models.keys import canonical_key, derived_key, refuse_secret, validate_account, validate_key
-from ratelimits.models.versioned import Versioned
+from ratelimits.models.versioned import Versioned, versioned_models
 from ratelimits.models.versions import Edit, Tombstone, edited
 from ratelimits.moments.columns import UTCDateTimeField
 from ratelimits.pricing.money import minor_digits
@@ -109,7 +108,7 @@ class PlanPart(Versioned):
 
 def plan_parts() -> list[Any]:
     """Return the models of the installed apps that are a `PlanPart`."""
-    return [model for model in apps.get_models() if issubclass(model, PlanPart)]
+    return [model for model in versioned_models() if issubclass(model, PlanPart)]
 
 
 def meters_of_plans(using: str, **chosen: Any) -> frozenset[str]:
