@@ -214,12 +214,24 @@ def fsync_at_once(_steward: redis.Redis) -> Iterator[None]:
 
 
 @pytest.fixture
-def no_bills(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_bills(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let the floor of bills install nothing during the test."""
+    from ratelimits import as_code, erasure
+    from ratelimits.admin.operate.confirming import AsksBeforeSaving
+    from ratelimits.status import additions, billed
     from ratelimits.usage.bills import Bills, bills
 
     for function in fields(Bills):
         monkeypatch.setattr(bills, function.name, function.default)
+    monkeypatch.setattr(AsksBeforeSaving, "compare_bills", None)
+    monkeypatch.delitem(as_code.parts, "prices")
+    # Other modules have these two by name.
+    added, parts = [*additions.registered], {*erasure.PARTS}
+    additions.registered.remove(billed.ADDITIONS)
+    erasure.PARTS.clear()
+    yield
+    additions.registered[:] = added
+    erasure.PARTS.update(parts)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The app `ratelimits`. Until the floor above is an app of its own, this app installs it too."""
+"""The app `ratelimits`. Until the floors above are apps of their own, this app installs them too."""
 
 from __future__ import annotations
 

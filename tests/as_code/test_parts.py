@@ -9,12 +9,7 @@ import pytest
 from ratelimits import as_code
 from ratelimits.models import ConfigVersion, Plan, PlanInclusion, PlanPrice
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def _no_prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(as_code.parts, "prices")
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("no_bills")]
 
 
 def test_a_price_is_refused() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ratelimits.erasure import about
 from ratelimits.erasure.erase import erase, preview
 from ratelimits.models import Report, ReportLine
 from tests.erasure.books import KEYS, NAME, NAMES, TEXT, customer
@@ -24,8 +23,7 @@ def _usage() -> None:
     flow()
 
 
-def test_without_bills_usage_is_erased_and_nothing_is_said_of_bills(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(about, "PARTS", set())
+def test_without_bills_usage_is_erased_and_nothing_is_said_of_bills(no_bills: None) -> None:
     assert len({place.partition(".")[0] for place in found(NAMES)}) > 3
     said = preview(customer()).rows
     assert OF_BILLS.isdisjoint(said)

@@ -14,7 +14,6 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from ratelimits import jobs
-from ratelimits.admin.operate.confirming import AsksBeforeSaving
 from ratelimits.jobs import billing
 from ratelimits.models import Account, ConfigVersion, FrozenPeriod, Plan, PlanPrice, Report
 from ratelimits.models.periods import plan_changes
@@ -312,10 +311,7 @@ class TestQuestions:
         assert (len(bills.warnings), bills.rows) == (1, [])
         assert "The bills of the others were not compared." in bills.warnings[0]
 
-    def test_without_bills_it_does_not_ask_about_them(
-        self, admin_client: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(AsksBeforeSaving, "compare_bills", None)
+    def test_without_bills_it_does_not_ask_about_them(self, admin_client: Client, no_bills: None) -> None:
         url, typed = self.form("plan-acme", **{"prices-0-unit_price": "2"})
         assert self.post(admin_client, url, typed).status_code == 302
 

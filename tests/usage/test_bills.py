@@ -12,7 +12,8 @@ import pytest
 from django.core.management import call_command
 
 from ratelimits import tasks
-from ratelimits.models import ChainMark, PeriodUsage
+from ratelimits.models import ChainMark, PeriodUsage, TaskRun
+from ratelimits.status import additions
 from tests.support import forked
 from tests.support.reports.invoices import close, spend
 from tests.support.usage.traffic import use
@@ -50,6 +51,15 @@ def test_an_app_that_is_ready_earlier_gets_the_whole_schedule() -> None:
     command = [sys.executable, "-c", ASKS_EARLY]
     done = forked.run(command, env=environment, check=True, capture_output=True, text=True)
     assert set(done.stdout.split()) == OF_USAGE | OF_BILLS
+
+
+def test_the_status_page_has_the_task_of_bills_only_if_they_are_installed(request: pytest.FixtureRequest) -> None:
+    def tasks_shown() -> set[str]:
+        return {task.name for added in additions.registered for task in added.tasks}
+
+    with_bills = tasks_shown()
+    request.getfixturevalue("no_bills")
+    assert with_bills - tasks_shown() == {TaskRun.Task.FINALISE}
 
 
 def test_usage_reaches_the_ledger_and_its_totals(no_bills: None) -> None:
