@@ -81,7 +81,7 @@ class PlanAdmin(AsksBeforeSaving, AuditedAdmin):
 
     def billed_accounts(self, row: Plan) -> Collection[str]:
         """Return the accounts on the plan. A new plan has none."""
-        return () if row.pk is None else list(Account.objects.filter(plan=row).values_list("identifier", flat=True))
+        return () if row._state.adding else list(Account.objects.filter(plan=row).values_list("identifier", flat=True))
 
     def effect_of(self, request: HttpRequest, row: Plan) -> tuple[list[str], list[str]]:
         """Return no sentences. If an undo adds a deleted plan again, return a warning about what does not come back."""

@@ -38,7 +38,7 @@ def test_all_accesses_to_a_history_share_one_class_of_managers() -> None:
 def proxy_of(model: Any) -> Iterator[Any]:
     """Let a project have a proxy of a model."""
     meta = type("Meta", (), {"proxy": True, "app_label": "auth"})
-    proxy = type(f"My{model.__name__}", (model,), {"__module__": __name__, "Meta": meta})
+    proxy: Any = type(f"My{model.__name__}", (model,), {"__module__": __name__, "Meta": meta})
     try:
         yield proxy
     finally:
