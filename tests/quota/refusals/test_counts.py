@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -34,6 +35,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return begin_afresh(monkeypatch)
 
 
+@pytest.fixture
+def nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let no thread take the counts, not even one that an earlier test of this process has started."""
+    monkeypatch.setattr(from_memory.sender, "start", lambda: None)
+    with from_memory.sender._background._working:
+        yield
+
+
 def test_many_meters_of_a_stored_refusal_count_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ratelimits.quota.refusals.deny_cache.MAX_REFUSALS", 50)
     rule("burst", capacity=1, rate="0.001")
@@ -44,12 +53,12 @@ def test_many_meters_of_a_stored_refusal_count_as_many(monkeypatch: pytest.Monke
         assert 10 * len(from_memory.denials.refusals) <= 50
 
 
+@pytest.mark.usefixtures("nothing_is_sent")
 def test_costs_that_blocked_clients_choose_are_bounded_and_what_has_no_room_is_declared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(access, "MAX_SUBJECTS", 20)
     monkeypatch.setattr(access, "_MAX_DECIDED", 10)
-    monkeypatch.setattr(from_memory.sender, "start", lambda: None)
     Access.objects.create(target="account:acme", reason="abuse")
     for number in range(100):
         assert not checking.check(WHO, costs={"tokens": number + 2}).allowed
@@ -83,9 +92,9 @@ def test_what_waits_for_the_end_of_an_outage_is_bounded(
     assert sum(requests) == 1 + 50
 
 
+@pytest.mark.usefixtures("nothing_is_sent")
 def test_decided_refusals_are_added_up_before_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ratelimits.quota.refusals.deny_cache._MAX_DECIDED", 10)
-    monkeypatch.setattr(from_memory.sender, "start", lambda: None)
     rule("burst", capacity=0)
     for _ in range(95):
         assert not checking.check(WHO).allowed
