@@ -16,8 +16,8 @@ import nox
 nox.options.default_venv_backend = "uv|virtualenv"
 #: Tests of everything that depends on the versions of other packages. They take one or two minutes.
 TESTS = (
-    "tests/alerts/test_deliver.py",
-    "tests/api/test_access.py",
+    "tests/usage/alerts/test_deliver.py",
+    "tests/usage/api/test_access.py",
     "tests/checks",
     "tests/engine/test_decide.py",
     "tests/engine/transport",
@@ -27,7 +27,7 @@ TESTS = (
     "tests/telemetry",
     "tests/test_decorators.py",
     "tests/throttling",
-    "tests/usage/test_drain.py",
+    "tests/usage/ledger/test_drain.py",
     "tests/admin/test_rules.py",
     "tests/admin/test_lists.py",
 )
@@ -85,7 +85,7 @@ def ceiling(session: nox.Session) -> None:
 
 
 @nox.session(python="3.11")
-@nox.parametrize("missing", ["admin", "drf", "celery", "everything"])
+@nox.parametrize("missing", ["admin", "drf", "celery", "billing", "usage", "usage and the admin", "everything"])
 def without(session: nox.Session, missing: str) -> None:
     """Use the app in a small project that does not have one of its optional parts. The package is not installed."""
     extras = [extra for extra in ("drf", "celery") if missing not in (extra, "everything")]

@@ -76,9 +76,9 @@ def fill(options: argparse.Namespace) -> dict[str, Any]:
     """Write last month's usage to the ledger, and declare the gaps. Return the number of lines."""
     from benchmarks.measured.usage import declare_gaps, make_accounts, month
     from benchmarks.measured.usage import fill as fill_redis
-    from ratelimits.reports.periods import month_in
-    from ratelimits.usage.drain import drain
-    from ratelimits.usage.tally import tally
+    from ratelimits.usage.ledger.drain import drain
+    from ratelimits.usage.ledger.tally import tally
+    from ratelimits.usage.periods import month_in
 
     make_accounts(options.accounts)
     keys = options.accounts * options.keys
@@ -93,9 +93,10 @@ def fill(options: argparse.Namespace) -> dict[str, Any]:
 def close(options: argparse.Namespace) -> dict[str, Any]:
     """Close the month. Return the seconds, the number of reports, and the growth of the process's memory."""
     from benchmarks.measured.usage import month
-    from ratelimits.models import Report, ShardState
-    from ratelimits.reports.closing.close import finalise_each
-    from ratelimits.reports.periods import month_in
+    from ratelimits.billing.models import Report
+    from ratelimits.billing.reports.closing.close import finalise_each
+    from ratelimits.usage.models import ShardState
+    from ratelimits.usage.periods import month_in
 
     _month_start, month_end = month_in(month(), "UTC")
     # A month can be closed GRACE_SECONDS (one hour) after its end, if the watermark of each shard has passed this

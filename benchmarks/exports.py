@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.support import report, servers
 
 if TYPE_CHECKING:
-    from ratelimits.models import ReportLine
+    from ratelimits.billing.models import ReportLine
 
 FORMATS = ("csv", "json", "cloudevents", "cloudevents-ndjson", "xlsx")
 MONTH = "2026-11"
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def finalised(count: int) -> None:
     """Write finalised reports of one month with this number of lines in total."""
-    from ratelimits.models import Report, ReportLine
+    from ratelimits.billing.models import Report, ReportLine
     from ratelimits.models.customers import Name, make_missing
 
     numbers = range(-(-count // _LINES_PER_REPORT))  # rounded up
@@ -96,7 +96,7 @@ def finalised(count: int) -> None:
 
 def _lines(saved_report: Any) -> Iterator[ReportLine]:
     """Yield the unsaved lines of a report."""
-    from ratelimits.models import ReportLine
+    from ratelimits.billing.models import ReportLine
 
     for number in range(1, _LINES_PER_REPORT + 1):
         # The lines have different quantities and times. Each line has the usage of four bins. The month has 2,880 bins,

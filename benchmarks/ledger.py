@@ -74,9 +74,9 @@ def work(options: argparse.Namespace) -> dict[str, Any]:
     from django.db import connection
 
     from benchmarks.measured.usage import bare_insert_rate, fill, month
-    from ratelimits.models import Line
-    from ratelimits.usage.drain import drain
-    from ratelimits.usage.tally import tally
+    from ratelimits.usage.ledger.drain import drain
+    from ratelimits.usage.ledger.tally import tally
+    from ratelimits.usage.models import Line
 
     portions: list[dict[str, float]] = []
     done = 0

@@ -108,7 +108,7 @@ def fill(options: argparse.Namespace) -> dict[str, Any]:
 def manifest(options: argparse.Namespace) -> dict[str, Any]:
     """Write the month's manifest."""
     from benchmarks.measured.usage import month
-    from ratelimits.reports.verify.manifest import build
+    from ratelimits.billing.reports.verify.manifest import build
 
     return _timed(options.accounts[0], lambda: json.dumps(build("default", month())))
 
@@ -116,8 +116,8 @@ def manifest(options: argparse.Namespace) -> dict[str, Any]:
 def verify(options: argparse.Namespace) -> dict[str, Any]:
     """Verify everything with the month's manifest."""
     from benchmarks.measured.usage import month
-    from ratelimits.reports.verify.manifest import build
-    from ratelimits.verification import Verification
+    from ratelimits.billing.reports.verify.manifest import build
+    from ratelimits.billing.verification import Verification
 
     verification = Verification(manifests=[build("default", month())])
 

@@ -14,6 +14,6 @@ app.autodiscover_tasks()
 
 @app.on_after_finalize.connect
 def add_schedule(sender: Celery, **kwargs: Any) -> None:
-    from ratelimits.tasks import beat_schedule
+    from ratelimits.usage.tasks import beat_schedule
 
     sender.conf.beat_schedule |= beat_schedule()

@@ -33,6 +33,8 @@ INSTALLED_APPS = [
     "drf_spectacular",
     "simple_history",
     "ratelimits",
+    "ratelimits.usage",
+    "ratelimits.billing",
     "project",
 ]
 MIDDLEWARE = [

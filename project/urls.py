@@ -14,6 +14,6 @@ urlpatterns = [
     path("api/time/", TimeView.as_view(), name="time"),
     path("api/stream/", StreamView.as_view(), name="stream"),
     path("api/text/", TextView.as_view(), name="text"),
-    path("", include("ratelimits.api.urls")),
-    path("", include("ratelimits.api.reports.urls")),
+    path("", include("ratelimits.usage.api.urls")),
+    path("", include("ratelimits.billing.api.urls")),
 ]

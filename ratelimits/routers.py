@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from django.apps import AppConfig
 from django.apps import apps as installed_apps
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -17,6 +18,17 @@ from ratelimits.conf import conf
 _NAMES = {"mysql": "MySQL or MariaDB", "oracle": "Oracle", "microsoft": "Microsoft SQL Server"}
 #: The kinds of databases that can have the app's tables.
 _ALLOWED = ("postgresql", "sqlite")
+
+
+def own_apps() -> list[AppConfig]:
+    """Return the installed apps of this package: `ratelimits`, and the apps above it, such as `ratelimits.usage`."""
+    return [config for config in installed_apps.get_app_configs() if is_own(config.label)]
+
+
+def is_own(label: str) -> bool:
+    """Return whether the label is that of an app of this package."""
+    config = installed_apps.app_configs.get(label)
+    return config is not None and f"{config.name}.".startswith("ratelimits.")
 
 
 class UnusableDatabase(NamedTuple):
@@ -56,7 +68,7 @@ class RatelimitsRouter:
         If DATABASE is not valid, no database is. Do not raise an error: `manage.py check --database` asks the router
         before it can report the setting. `migrate` ends before the first migration, see `read_database`.
         """
-        if app_label != "ratelimits":
+        if not is_own(app_label):
             return None
         try:
             return db == conf.DATABASE
@@ -66,7 +78,7 @@ class RatelimitsRouter:
 
 def _belongs_to_app(row: Any) -> bool:
     """Return whether a model or row belongs to the app."""
-    return row is not None and row._meta.app_label == "ratelimits"
+    return row is not None and is_own(row._meta.app_label)
 
 
 def refused(using: str) -> UnusableDatabase | None:
@@ -83,8 +95,8 @@ def refused(using: str) -> UnusableDatabase | None:
         return UnusableDatabase(
             "The settings give each tenant its own tables of ratelimits, but the rules, Redis and the ledger belong to"
             " all tenants together.",
-            "Remove 'ratelimits' from TENANT_APPS or TENANT_TYPES, and add it to SHARED_APPS or the apps of the public"
-            " schema.",
+            "Remove 'ratelimits' and the apps above it from TENANT_APPS or TENANT_TYPES, and add them to SHARED_APPS or"
+            " the apps of the public schema.",
         )
     return None
 
@@ -96,9 +108,9 @@ def in_tenant(using: str) -> bool:
 
 
 def _own_names() -> set[str]:
-    """Return the names by which settings can list this app."""
-    config = installed_apps.get_app_config("ratelimits")
-    return {config.name, f"{type(config).__module__}.{type(config).__qualname__}"}
+    """Return the names by which settings can list the apps of this package."""
+    configs = own_apps()
+    return {name for one in configs for name in (one.name, f"{type(one).__module__}.{type(one).__qualname__}")}
 
 
 def _apps_of_tenants() -> Iterator[str]:

@@ -216,10 +216,12 @@ def fsync_at_once(_steward: redis.Redis) -> Iterator[None]:
 @pytest.fixture
 def no_bills(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let the floor of bills install nothing during the test."""
-    from ratelimits import as_code, erasure
+    from ratelimits import as_code
     from ratelimits.admin.operate.confirming import AsksBeforeSaving
-    from ratelimits.status import additions, billed
-    from ratelimits.usage.bills import Bills, bills
+    from ratelimits.billing import status as billed
+    from ratelimits.status import additions
+    from ratelimits.usage import erasure
+    from ratelimits.usage.ledger.bills import Bills, bills
 
     for function in fields(Bills):
         monkeypatch.setattr(bills, function.name, function.default)

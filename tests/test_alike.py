@@ -36,10 +36,11 @@ from ratelimits.answers.answer import Answer
 from ratelimits.decorators import limited
 from ratelimits.embedded import free_port
 from ratelimits.middleware import QuotaMiddleware
-from ratelimits.models import Access, KeyOverride, Line, Plan, PlanMembership
+from ratelimits.models import Access, KeyOverride, Plan, PlanMembership
 from ratelimits.quota import receipts
 from ratelimits.quota.costs import WrongCost
 from ratelimits.throttling import QuotaThrottle
+from ratelimits.usage.models import Line
 from tests.support.entry_points import away, begin_afresh, counted
 from tests.support.rows import rule
 

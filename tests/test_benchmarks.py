@@ -18,8 +18,8 @@ from benchmarks import document, exports, simulate
 from benchmarks.support import plan, report, revisions
 from benchmarks.support import servers as benchmark_servers
 from benchmarks.support.timing import Case, interleaved
+from ratelimits.billing.reports.exports import DOWNLOADS
 from ratelimits.engine import algorithm_from_json
-from ratelimits.reports.exports import DOWNLOADS
 from tests.support import forked
 from tests.support.servers import TestServers, server_binary
 

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.system
 FLOORS = {
     "decide": ["ratelimits.engine", "ratelimits.throttling"],
     "limit": ["ratelimits.quota", "ratelimits.throttling.by_rules"],
-    "count": ["ratelimits.usage"],
-    "bill": ["ratelimits.reports"],
+    "count": ["ratelimits.usage.ledger"],
+    "bill": ["ratelimits.billing.reports"],
 }
 DOWN = [("throttling.by_rules", "engine.decide"), ("quota.checking", "throttling"), ("reports", "usage.drain")]
 
@@ -77,8 +77,8 @@ def test_the_lists_of_the_floors_name_modules_that_exist_and_say_something() -> 
     from importlinter.domain.contract import InvalidContractOptions
 
     with pytest.raises(ValueError, match=r"No such module: ratelimits\.gone"):
-        checked(bill=["ratelimits.reports", "ratelimits.gone"])
+        checked(bill=["ratelimits.billing.reports", "ratelimits.gone"])
     with pytest.raises(InvalidContractOptions, match=r"Listed on two floors: ratelimits\.quota"):
-        checked(count=["ratelimits.usage", "ratelimits.quota"])
+        checked(count=["ratelimits.usage.ledger", "ratelimits.quota"])
     with pytest.raises(InvalidContractOptions, match=r"on the same floor: ratelimits\.usage\.drain"):
-        checked(count=["ratelimits.usage", "ratelimits.usage.drain"])
+        checked(count=["ratelimits.usage.ledger", "ratelimits.usage.ledger.drain"])

@@ -24,7 +24,8 @@ settings.configure(
     SECRET_KEY="smoke",
     ROOT_URLCONF="__main__",
     INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions",
-        "django.contrib.messages", "django.contrib.admin", "simple_history", "ratelimits"],
+        "django.contrib.messages", "django.contrib.admin", "simple_history",
+        "ratelimits", "ratelimits.usage", "ratelimits.billing"],
     MIDDLEWARE=["django.contrib.sessions.middleware.SessionMiddleware",
         "django.contrib.auth.middleware.AuthenticationMiddleware",
         "django.contrib.messages.middleware.MessageMiddleware", "ratelimits.middleware.QuotaMiddleware"],
@@ -53,7 +54,7 @@ for module in ("rest_framework", "celery"):
     except ModuleNotFoundError:
         print(f"no {module}")
     else:
-        import ratelimits.tasks
+        import ratelimits.usage.tasks
         import ratelimits.throttling
 """
 

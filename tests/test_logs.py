@@ -73,12 +73,12 @@ def test_a_server_that_is_away_does_not_fill_the_log(
 @pytest.mark.parametrize(
     ("module", "names"),
     [
-        ("api.views", {"api.throttle"}),
+        ("usage.api.views", {"usage.api.throttle"}),
         ("background", {"background", "background.stop_signals"}),
         ("identity", {"identity.requests"}),
-        ("jobs", {"usage.task_runs"}),
-        ("push.deliveries", {"push.plan", "push.send"}),
-        ("tasks.usage", {"tasks"}),
+        ("usage.jobs", {"usage.task_runs"}),
+        ("billing.push.deliveries", {"billing.push.plan", "billing.push.send"}),
+        ("usage.tasks", {"usage.tasks"}),
         ("status.keys", {"status.key_owners", "status.known_keys"}),
     ],
 )

@@ -20,7 +20,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from ratelimits import moments
-from ratelimits.models import Access, PushReceiver
+from ratelimits.billing.models import PushReceiver
+from ratelimits.models import Access
 from ratelimits.moments.columns import UTCDateTimeField
 
 APP = Path(moments.__file__).parents[1]

@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FEW = (
     "tests/engine/test_traps.py",
     "tests/models/test_rules_versions.py",
-    "tests/usage/test_drain.py",
-    "tests/reports/closing/test_late_gaps.py::test_late_usage_and_late_losses_are_one_version",
+    "tests/usage/ledger/test_drain.py",
+    "tests/billing/reports/closing/test_late_gaps.py::test_late_usage_and_late_losses_are_one_version",
 )
 
 

@@ -117,7 +117,8 @@ from django.conf import settings
 
 settings.configure(
     INSTALLED_APPS=["django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes",
-        "django.contrib.sessions", "django.contrib.messages", "simple_history", "ratelimits"],
+        "django.contrib.sessions", "django.contrib.messages", "simple_history",
+        "ratelimits", "ratelimits.usage", "ratelimits.billing"],
     CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1/1"}},
     ROOT_URLCONF="",
 )

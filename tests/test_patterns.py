@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.apps import apps
 from django.core.validators import RegexValidator
 from django.urls import URLResolver, get_resolver
 
 import ratelimits
+from tests.support.own_apps import own_models
 
 codes: Any = importlib.import_module("re._constants")
 parser: Any = importlib.import_module("re._parser")
@@ -168,7 +168,7 @@ def patterns() -> Iterator[tuple[str, str | bytes, int]]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and _calls_re(node.func) and not _is_global(node, tree):
                 yield f"{name}:{node.lineno}", *_literal(node, name)
-    for model in apps.get_app_config("ratelimits").get_models():
+    for model in own_models():
         for field in model._meta.fields:
             for validator in field.validators:
                 if isinstance(validator, RegexValidator):

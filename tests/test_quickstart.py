@@ -285,7 +285,7 @@ def test_the_steps_limit_meter_and_bill_a_new_project(
             with closing(sqlite3.connect(shop / "db.sqlite3")) as database:
                 (found,) = database.execute(
                     "SELECT sum(admitted_units), sum(CASE meter WHEN 'requests' THEN denied_requests END)"
-                    " FROM ratelimits_line"
+                    " FROM ratelimits_usage_line"
                 )
             return bool(found == (site.statuses[200] + 3, site.statuses[429]))
 
@@ -307,7 +307,7 @@ def test_the_settings_are_those_of_a_new_project_and_what_the_app_needs(shop: Pa
     after = run_path("shop/settings.py")
     added = {name: [one for one in after[name] if one not in before[name]] for name in ("INSTALLED_APPS", "MIDDLEWARE")}
     assert added == {
-        "INSTALLED_APPS": ["rest_framework", "simple_history", "ratelimits"],
+        "INSTALLED_APPS": ["rest_framework", "simple_history", "ratelimits", "ratelimits.usage", "ratelimits.billing"],
         "MIDDLEWARE": [
             "ratelimits.middleware.QuotaMiddleware",
             "simple_history.middleware.HistoryRequestMiddleware",
@@ -326,7 +326,7 @@ def test_a_project_that_has_an_api_adds_only_what_is_missing(shop: Path, redis_u
     add(
         shop / "shop" / "settings.py",
         f"""
-INSTALLED_APPS += ["simple_history", "ratelimits"]
+INSTALLED_APPS += ["simple_history", "ratelimits", "ratelimits.usage", "ratelimits.billing"]
 MIDDLEWARE += {page["MIDDLEWARE"][-2:]!r}
 CACHES = {page["CACHES"]!r}
 REST_FRAMEWORK |= {page["REST_FRAMEWORK"]!r}

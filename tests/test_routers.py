@@ -17,10 +17,18 @@ from ratelimits.checks.settings import check_database
 from ratelimits.routers import refused
 from tests.support.eventually import until
 from tests.support.fresh import Project
+from tests.support.own_apps import OWN
 from tests.support.servers import TestServers
 from tests.support.snippets import snippet
 
-APPS = ["django.contrib.auth", "django.contrib.contenttypes", "rest_framework", "simple_history", "ratelimits", "shop"]
+APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "rest_framework",
+    "simple_history",
+    *OWN,
+    "shop",
+]
 ROUTERS = ["ratelimits.routers.RatelimitsRouter"]
 #: A backend of Django that is SQLite, but says that it is another kind of database.
 OTHER_KIND = """
@@ -163,7 +171,8 @@ from django.core.management import call_command
 from django.db import connection
 from django.test import Client
 
-from ratelimits.models import Line, Rule
+from ratelimits.usage.models import Line
+from ratelimits.models import Rule
 from shop.models import Domain, Tenant
 
 for name in ("public", "acme", "bolt"):

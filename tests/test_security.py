@@ -15,8 +15,9 @@ from rest_framework.request import Request
 from project.api import TimeView
 from project.authentication import ApiKeyAuthentication
 from project.models import ApiKey
-from ratelimits.models import Account, Line, Rule
+from ratelimits.models import Account, Rule
 from ratelimits.rules.billing import billing_around
+from ratelimits.usage.models import Line
 from tests.support.entry_points import begin_afresh
 from tests.support.raw import RawRedis
 from tests.support.rows import rule
@@ -114,4 +115,4 @@ def test_a_line_break_in_an_account_forges_no_line_of_the_log() -> None:
 def test_a_shard_that_is_no_number_is_no_error(admin_client: Client, shard: str) -> None:
     use("acme")
     flow()  # without a batch, the list has no filter
-    assert admin_client.get("/admin/ratelimits/batch/", {"shard": shard}).status_code == 200
+    assert admin_client.get("/admin/ratelimits_usage/batch/", {"shard": shard}).status_code == 200

@@ -27,15 +27,15 @@ from django.urls import include, path
 from django.utils import timezone
 
 from project.models import ApiKey
-from ratelimits.alerts.deliver import webhook_body
 from ratelimits.conf import DEFAULTS
 from ratelimits.identity import Identity
-from ratelimits.models import Alert, TaskRun
 from ratelimits.quota import checking
 from ratelimits.signals import request_refused, threshold_reached
 from ratelimits.status.fact import Level
 from ratelimits.status.facts import facts
 from ratelimits.testing import override_rules
+from ratelimits.usage.alerts.deliver import webhook_body
+from ratelimits.usage.models import Alert, TaskRun
 from tests.support.reports.invoices import account, close, spend
 from tests.support.rows import rule
 from tests.support.snippets import ROOT, snippet, snippets
@@ -45,7 +45,7 @@ WHOLE_PAGES = {
     "README.md": "tests/test_readme.py",
     "docs/decide.md": "tests/decide/test_page.py",
     "docs/quickstart.md": "tests/test_quickstart.py",
-    "docs/billing/*.md": "tests/reports/test_billing_pages.py",
+    "docs/billing/*.md": "tests/billing/reports/test_billing_pages.py",
     "docs/moving.md": "tests/moving/test_guide.py",
     "docs/rules-as-code.md": "tests/as_code/test_page.py",
     "docs/outbound.md": "tests/outbound/test_page.py",
@@ -61,15 +61,20 @@ RUN_BY = {
     "socket_keepalive_options": "tests/engine/transport/test_idle.py::test_the_options_of_the_page_are_used",
     "async def search(request, q: str)": "tests/ninja/test_operations.py::test_the_snippet_of_the_page_runs",
     "def refused(request, answer)": "tests/test_alike.py::test_the_function_of_the_documentation_works",
+    'INSTALLED_APPS += ["ratelimits"]': "tests/without/test_projects.py::test_a_project_without_it_works[usage]",
     "TENANT_APPS": "tests/test_routers.py::test_the_tenants_of_django_tenants_share_the_tables",
     "class ChatView": "tests/quota/test_settling.py::test_the_view_of_the_page_settles_its_stream",
     "def prices(request)": "tests/answers/test_caching.py::test_the_page_of_the_documentation_is_cached",
     "class Answers": "tests/quota/test_settling.py::test_the_view_of_the_page_about_costs_has_bounds",
-    "def verified(secret": "tests/alerts/test_deliver.py::test_the_documented_receiver_takes_a_webhook_and_no_other",
-    "import json, os, stripe": (
-        "tests/reports/exports/test_billing.py::test_the_documented_sender_sends_each_event_once"
+    "def verified(secret": (
+        "tests/usage/alerts/test_deliver.py::test_the_documented_receiver_takes_a_webhook_and_no_other"
     ),
-    "owed = Counter()": "tests/reports/exports/test_focus.py::test_the_snippet_of_the_page_adds_up_what_accounts_owe",
+    "import json, os, stripe": (
+        "tests/billing/reports/exports/test_billing.py::test_the_documented_sender_sends_each_event_once"
+    ),
+    "owed = Counter()": (
+        "tests/billing/reports/exports/test_focus.py::test_the_snippet_of_the_page_adds_up_what_accounts_owe"
+    ),
     "python manage.py demo\n": (
         "tests/end_to_end/test_demo.py"
         "::test_the_demo_keeps_running_with_no_difference_and_fails_when_the_ledger_lost_a_line"
@@ -258,7 +263,7 @@ class TestReports:
     def test_the_usage_api_answers_as_shown(self, november: Path, admin_client: Client) -> None:
         rule("monthly", "fixed_window", capacity=100, period=86_400, bills=True, key_kind="account")
         urls = ModuleType("urls")
-        urls.__dict__.update(run('include("ratelimits.api.urls")', urlpatterns=[], include=include, path=path))
+        urls.__dict__.update(run('include("ratelimits.usage.api.urls")', urlpatterns=[], include=include, path=path))
         with override_settings(ROOT_URLCONF=urls):
             answer = admin_client.get("/usage/", {"account": "acme", "from": "2026-11-01", "to": "2026-12-01"})
         assert keys_of(answer.json()) == keys_of(json.loads(snippet('"complete_until"').text))

@@ -17,13 +17,13 @@ from rest_framework.parsers import JSONParser
 from rest_framework.request import Request
 from rest_framework.test import APIRequestFactory
 
-from ratelimits import as_code
+from ratelimits import as_code, money
 from ratelimits.addresses.proxies import address_of
 from ratelimits.algorithms import typed_numbers, typed_rates
 from ratelimits.algorithms.calendar import parse_anchor, zone
-from ratelimits.api.reports.views import ReportQuery
-from ratelimits.api.serializers import UsageQuery, cursor
-from ratelimits.api.windows import PagePosition
+from ratelimits.billing.api.views import ReportQuery
+from ratelimits.billing.pricing import tiers
+from ratelimits.billing.reports.exports.csv import _marked_as_text
 from ratelimits.engine.keys import ledger_name
 from ratelimits.files import restorable, restored
 from ratelimits.models import Access, Account, KeyOverride, Rule
@@ -32,15 +32,15 @@ from ratelimits.models.fields import view_key_texts
 from ratelimits.models.fields.scopes import names_in, split_scope
 from ratelimits.models.keys import canonical_key, key_name, validate_counted_key, validate_source
 from ratelimits.naming import name_of
-from ratelimits.pricing import money, tiers
-from ratelimits.reports.exports.csv import _marked_as_text
-from ratelimits.reports.periods import month_window
 from ratelimits.row_files.comparing import Cells
 from ratelimits.row_files.tables import TABLES, PlansAndRules, read
 from ratelimits.simulate.lines import Reader as LineReader
 from ratelimits.simulate.lines import decode_json, json_lines, read_rules
 from ratelimits.status.keys import looks_secret, typed_key
-from ratelimits.usage.packet import unescaped
+from ratelimits.usage.api.serializers import UsageQuery, cursor
+from ratelimits.usage.api.windows import PagePosition
+from ratelimits.usage.ledger.packet import unescaped
+from ratelimits.usage.periods import month_window
 from ratelimits.view_keys import _source_and_reader
 
 #: The errors by which a text is refused.

@@ -83,7 +83,7 @@ def _waiting(server: Server) -> Iterator[tuple[str, Callable[[], object]]]:
 def _of_a_worker(server: Server) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the calls of a worker: seal a full batch, list as many batches as one call lists, and drop one."""
     from ratelimits.engine.assemble import scripts
-    from ratelimits.usage.pending import BATCHES_PER_PASS, read_pending
+    from ratelimits.usage.ledger.pending import BATCHES_PER_PASS, read_pending
 
     client = server.wire.client_of(server.keyspace, SHARD)
     meta, script = server.keyspace.meta(SHARD), scripts.read("memory/full", "run", "batch", "seal").text.decode()

@@ -16,7 +16,8 @@ from ratelimits.engine.assemble import scripts
 from ratelimits.engine.keys import BIN_SECONDS, shard_of
 from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.run import read_run
-from ratelimits.models import Account, DurabilityGap, GapKind, Line, Plan, PlanInclusion
+from ratelimits.models import Account, Plan, PlanInclusion
+from ratelimits.usage.models import DurabilityGap, GapKind, Line
 
 #: Maximum number of counters in each batch. The script of a decision seals a batch that has this number of fields.
 FIELDS = 5_000

@@ -19,25 +19,22 @@ from django.db.models import Max, Min, Model
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import BIN_SECONDS, shard_of
-from ratelimits.models import (
-    Account,
+from ratelimits.models import Account, KeyOverride, Name, Rule
+from ratelimits.models.customers import make_missing
+from ratelimits.models.periods import freeze
+from ratelimits.usage.ledger import span_totals
+from ratelimits.usage.models import (
     Batch,
     DurabilityGap,
     GapKind,
-    KeyOverride,
     KeyTotal,
     Line,
-    Name,
     PeriodUsage,
     ProcessTotal,
-    Rule,
     RuleTotal,
     ShardState,
 )
-from ratelimits.models.customers import make_missing
-from ratelimits.models.ledger import LINES_PER_BATCH
-from ratelimits.models.periods import freeze
-from ratelimits.usage import span_totals
+from ratelimits.usage.models.ledger import LINES_PER_BATCH
 
 #: Number of hours in the ledger. The last of these hours is the present one.
 HOURS = 30 * 24

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from django.apps import AppConfig
+
 from benchmarks.support.settings import *  # noqa: F403
 from benchmarks.support.settings import INSTALLED_APPS, RATELIMITS
 
@@ -12,7 +14,7 @@ INSTALLED_APPS += [
     "django.contrib.staticfiles",
 ]
 # Also make the tables of the added apps without migrations.
-MIGRATION_MODULES = {name.rpartition(".")[2]: None for name in INSTALLED_APPS}
+MIGRATION_MODULES = {AppConfig.create(name).label: None for name in INSTALLED_APPS}
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",

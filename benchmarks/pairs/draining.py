@@ -84,7 +84,7 @@ def measure(rounds: int, lines: int, keys: int, redis_pid: int) -> dict[str, Par
     from django.db import connection
 
     from benchmarks.measured.usage import fill
-    from ratelimits.usage.drain import drain
+    from ratelimits.usage.ledger.drain import drain
 
     parts = {name: Part() for name in (READ, PARSE, TEXT, COPIES, COPY, DRAIN)}
     postmaster = _postmaster()
@@ -120,9 +120,9 @@ def measure(rounds: int, lines: int, keys: int, redis_pid: int) -> dict[str, Par
 def _time_parts(timed: Callable[[str, Callable[[], Any]], Any], connection: Any) -> None:
     """Time the parts of a drain, and bare inserts, with the batches that are in Redis. The batches stay in Redis."""
     from ratelimits.engine.server import current_server
-    from ratelimits.models.ledger import LINES_PER_BATCH, Line
-    from ratelimits.usage import apply, drain, packet
-    from ratelimits.usage.pending import read_pending
+    from ratelimits.usage.ledger import apply, drain, packet
+    from ratelimits.usage.ledger.pending import read_pending
+    from ratelimits.usage.models.ledger import LINES_PER_BATCH, Line
 
     server = current_server()
     pending = read_pending(server, range(server.keyspace.shards), {})

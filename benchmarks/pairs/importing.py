@@ -37,7 +37,7 @@ STARTS: dict[str, tuple[str, list[str], list[str]]] = {
     ),
     "middleware": (
         "and ratelimits, its admin and its middleware",
-        [*_DJANGO, "simple_history", "ratelimits"],
+        [*_DJANGO, "simple_history", "ratelimits", "ratelimits.usage", "ratelimits.billing"],
         [*_NEEDED, "ratelimits.middleware"],
     ),
     "drf": ("Django with its admin and REST framework", [*_DJANGO, "rest_framework"], _DRF),
@@ -48,7 +48,7 @@ STARTS: dict[str, tuple[str, list[str], list[str]]] = {
     ),
     "throttles": (
         "and ratelimits, its admin and its throttle classes",
-        [*_DJANGO, "rest_framework", "simple_history", "ratelimits"],
+        [*_DJANGO, "rest_framework", "simple_history", "ratelimits", "ratelimits.usage", "ratelimits.billing"],
         [*_DRF, *_NEEDED, "ratelimits.throttling.by_rules"],
     ),
     "api": ("REST framework and django-redis, without an admin", _API, [*_DRF, *_REDIS]),

@@ -15,13 +15,14 @@ from project.demo.opening import STAFF
 from project.models import ApiKey
 from ratelimits import engine
 from ratelimits.algorithms.limits import FixedWindow
+from ratelimits.billing.models import PlanPrice, Report
+from ratelimits.billing.reports.closing.close import finalise
 from ratelimits.conf import conf
-from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, PlanPrice, Report, Rule
+from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, Rule
 from ratelimits.models.versions import editing
-from ratelimits.reports.closing.close import finalise
-from ratelimits.usage.drain import drain
-from ratelimits.usage.seal import seal
-from ratelimits.usage.tally import tally
+from ratelimits.usage.ledger.drain import drain
+from ratelimits.usage.ledger.seal import seal
+from ratelimits.usage.ledger.tally import tally
 
 #: The customer with a finished month.
 FINISHED = "initech"

@@ -1,43 +1,18 @@
-"""The app's pages in the Django admin."""
+"""The pages of rules and limits in the Django admin."""
 
 from __future__ import annotations
 
 from django.contrib import admin
 
-from ratelimits.admin import accounts, adjustments, alerts, counted, push, quarantine, usage
+from ratelimits.admin import accounts
 from ratelimits.admin.changes import page as changes
 from ratelimits.admin.inspect import page as inspector
-from ratelimits.admin.operate import access, gaps, past_months, resets
-from ratelimits.admin.reports import lines
-from ratelimits.admin.reports import page as reports
+from ratelimits.admin.operate import access, resets
 from ratelimits.admin.rule_form import overrides, rules
 from ratelimits.admin.status import page as status
-from ratelimits.admin.status import shadow, tags
-from ratelimits.status import additions
+from ratelimits.admin.status import tags
 
-__all__ = [
-    "access",
-    "accounts",
-    "adjustments",
-    "alerts",
-    "changes",
-    "gaps",
-    "inspector",
-    "lines",
-    "overrides",
-    "past_months",
-    "push",
-    "quarantine",
-    "reports",
-    "resets",
-    "rules",
-    "shadow",
-    "status",
-    "tags",
-    "usage",
-]
-
-additions.register(counted.ADDITIONS)
+__all__ = ["access", "accounts", "changes", "inspector", "overrides", "resets", "rules", "status", "tags"]
 
 # The app's index page shows the status, and lists the tables in the order in which people use them. If a project
 # has set an index template, the project's template stays. The app's templates have other file names than Django's: with

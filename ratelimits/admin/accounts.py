@@ -19,14 +19,13 @@ from ratelimits.admin.changes.page import PER_PAGE, shown_change
 from ratelimits.admin.changes.rows import changed_rows
 from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.operate.confirming import AsksBeforeSaving
-from ratelimits.admin.operate.erasing import ErasesCustomers
 from ratelimits.admin.row_files.page import RowFiles
 from ratelimits.admin.suggestions import KeySuggestions, RowSuggestions
 from ratelimits.admin.typed import MOMENTS, TypedNumbers, local_time, primary_key
 from ratelimits.algorithms import calendar
 from ratelimits.algorithms.wording import amount
 from ratelimits.conf import conf
-from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, PlanPrice, Rule
+from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, Rule
 from ratelimits.models.accounts import plan_parts
 from ratelimits.models.accounts.named import former_accounts
 from ratelimits.models.periods import periods_after, plan_changes
@@ -45,14 +44,6 @@ class PlanInclusionInline(TypedNumbers, admin.TabularInline):  # type: ignore[ty
     extra = 1
 
 
-class PlanPriceInline(TypedNumbers, admin.StackedInline):  # type: ignore[type-arg]
-    """The prices of a plan."""
-
-    model = PlanPrice
-    extra = 0
-    fields = ["meter", "pricing", "unit_price", "tiers", "flat_fee", "minimum", "fees_due"]
-
-
 @admin.register(Plan)
 class PlanAdmin(AsksBeforeSaving, AuditedAdmin):
     """Plans with their included quantities, prices and rules."""
@@ -61,8 +52,8 @@ class PlanAdmin(AsksBeforeSaving, AuditedAdmin):
     search_fields = ["name", "slug"]
     prepopulated_fields = {"slug": ["name"]}
     readonly_fields = ["rules_listed"]
-    fields = ["name", "slug", "currency", "rules_listed"]
-    inlines = [PlanInclusionInline, PlanPriceInline]
+    fields = ["name", "slug", "rules_listed"]
+    inlines = [PlanInclusionInline]
     object_history_template = "ratelimits/admin/plan_history.html"
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
@@ -158,27 +149,21 @@ class PlanMembershipAdmin(KeySuggestions, InspectedAdmin, RowFiles, RowSuggestio
 
 
 @admin.register(Account)
-class AccountAdmin(ErasesCustomers, InspectedAdmin, RowFiles, RowSuggestions, AsksBeforeSaving, AuditedAdmin):
+class AccountAdmin(InspectedAdmin, RowFiles, RowSuggestions, AsksBeforeSaving, AuditedAdmin):
     """The accounts, each with its time zone and plan."""
 
     list_display = ["identifier", "name", "plan", "timezone", "billing_anchor"]
     list_filter = ["plan"]
     list_select_related = ["plan"]
     search_fields = ["identifier", "name"]
-    search_help_text = _("Search for a part of an identifier or of a name, or for the token of a customer.")
     autocomplete_fields = ["plan", "next_plan"]
-    fields = ["identifier", "customer", "name", "plan", "next_plan", "next_plan_from", "timezone", "billing_anchor"]
-    readonly_fields = ["next_plan_from", "customer"]
-    actions = ["erase_customer"]
+    fields = ["identifier", "name", "plan", "next_plan", "next_plan_from", "timezone", "billing_anchor"]
+    readonly_fields = ["next_plan_from"]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         """Return the fields without inputs. The identifier of an account can only be moved."""
         names = super().get_readonly_fields(request, obj)
         return names if obj is None else [*names, "identifier"]
-
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Return the fields. A new account has no customer yet."""
-        return [name for name in super().get_fields(request, obj) if obj is not None or name != "customer"]
 
     def save_model(self, request: HttpRequest, obj: Account, form: Any, change: bool) -> None:
         plan_changes.schedule(obj)

@@ -204,7 +204,7 @@ class AuditedAdmin(TypedNumbers, LocalMoments, ChecksIds, _Base):
                 messages.warning(request, BEFORE_MOVE)
                 if request.method == "POST":
                     transaction.set_rollback(True, using=router.db_for_write(self.model))
-                    name = f"{self.admin_site.name}:ratelimits_{self.model._meta.model_name}_history"
+                    name = f"{self.admin_site.name}:{self.model._meta.app_label}_{self.model._meta.model_name}_history"
                     return HttpResponseRedirect(reverse(name, args=[pk]))
             response = super().history_form_view(request, pk, version_id, extra_context)  # type: ignore[misc]
             return self._checked_response(request, response)

@@ -18,9 +18,10 @@ from ratelimits.checks import listed
 from ratelimits.checks.paths import views_below
 from ratelimits.conf import conf, shown
 from ratelimits.middleware import QuotaMiddleware, paths_with_options
-from ratelimits.models import PeriodUsage, Rule
+from ratelimits.models import Rule
 from ratelimits.moving.views import FoundView, views
 from ratelimits.quota.view_costs import check_bounds
+from ratelimits.status import additions
 from ratelimits.unknown_names import all_patterns, decorated_functions
 from ratelimits.view_keys import check_key
 
@@ -258,8 +259,9 @@ def check_use(
         using = conf.DATABASE
         if using not in (databases or ()) or next(_reasons_to_decide(), None) is not None:
             return []
-        # Usage in the ledger shows that the project's own code asks for decisions.
-        if any(name in sys.modules for name in _OTHER_ENTRY_POINTS) or PeriodUsage.objects.using(using).exists():
+        # Usage shows that the project's own code asks for decisions.
+        used = any(one.table._base_manager.using(using).exists() for one in additions.used_keys())
+        if used or any(name in sys.modules for name in _OTHER_ENTRY_POINTS):
             return []
         rules = Rule.objects.using(using).exclude(mode=Rule.Mode.OFF).count()
     except (DatabaseError, ImproperlyConfigured):

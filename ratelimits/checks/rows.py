@@ -15,7 +15,7 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseError
 from django.db import connections, transaction
-from django.db.models import Min
+from django.db.models import Min, Q
 
 from ratelimits.algorithms.billing_periods import check_terms
 from ratelimits.checks import listed
@@ -25,6 +25,7 @@ from ratelimits.models import Account, KeyOverride, Rule
 from ratelimits.models.overrides import rules_by_name, valid_rules
 from ratelimits.models.validation.crowding import too_many
 from ratelimits.models.validation.rules import group_problem
+from ratelimits.quota.counting import counting
 from ratelimits.unknown_names import unknown_scopes
 
 
@@ -48,6 +49,7 @@ def check_rows(
                 *_overrides(using),
                 *_accounts(using),
                 *_crowding(using),
+                *_uncounted(using),
             ]
     except DatabaseError:
         return []  # The tables do not exist yet, or the database is down. Django reports both.
@@ -142,4 +144,20 @@ def _crowding(using: str) -> Iterator[checks.CheckMessage]:
             " of the decision first, and then the last enforced rules by name. The failure policy of each enforced rule"
             " that is left out answers instead.",
             id="ratelimits.E023",
+        )
+
+
+def _uncounted(using: str) -> Iterator[checks.CheckMessage]:
+    """Yield a warning for rules that need the ledger, in a project that does not count usage."""
+    if counting.counts:
+        return
+    rules = Rule.objects.using(using).filter(Q(bills=True) | Q(start_from_ledger=True) | Q(lasting=True))
+    named = [f"rule {rule.pk} ({rule})" for rule in rules.exclude(mode=Rule.Mode.OFF).order_by("pk")]
+    if named:
+        yield checks.Warning(
+            "These rules name usage on reports, or take over counts from the ledger, but nothing counts usage:"
+            f" {listed(named)}.",
+            hint="Add 'ratelimits.usage' to INSTALLED_APPS. Without it, the rules limit, but if Redis loses its data,"
+            " their counts start again.",
+            id="ratelimits.W061",
         )

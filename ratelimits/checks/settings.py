@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from django.apps import AppConfig, apps
@@ -15,14 +15,14 @@ from redis import ConnectionPool
 from redis.exceptions import RedisError
 
 from ratelimits.addresses.proxies import proxies, proxy_networks
-from ratelimits.conf import A_DICT, DEFAULTS, conf, embedded, shown, wrong
+from ratelimits.conf import A_DICT, DEFAULTS, OF_APPS, conf, embedded, shown, wrong
 from ratelimits.conf.setting_rules import complaint
 from ratelimits.embedded import ServerStartError, valkey_binary
 from ratelimits.engine import Unavailable
 from ratelimits.engine.cluster.wire import problem_of_redis_py
 from ratelimits.engine.publish import version_in_force
 from ratelimits.models import ConfigVersion
-from ratelimits.routers import in_tenant, refused
+from ratelimits.routers import in_tenant, own_apps, refused
 
 #: What the options of an alias for a cluster name.
 _CLUSTER_FACTORY = "ratelimits.django_redis_cluster.ConnectionFactory"
@@ -47,7 +47,19 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
         for name in sorted(project_settings.keys() & DEFAULTS.keys())
         if (hint := complaint(name, project_settings[name]))
     ]
-    return [*unknown, *invalid]
+    return [*unknown, *invalid, *_of_missing_apps(project_settings.keys())]
+
+
+def _of_missing_apps(names: Collection[str]) -> Iterator[checks.CheckMessage]:
+    """Yield a warning for the settings of each app that is not installed: nothing reads them."""
+    for app, of_app in OF_APPS.items():
+        idle = sorted(of_app & names)
+        if idle and not apps.is_installed(app):
+            yield checks.Warning(
+                f"These settings of RATELIMITS do nothing in this project: {', '.join(idle)}.",
+                hint=f"Add {app!r} to INSTALLED_APPS, or remove them.",
+                id="ratelimits.W060",
+            )
 
 
 def _is_invalid(name: str) -> bool:
@@ -252,7 +264,7 @@ def check_routers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
     """
     if _is_invalid("DATABASE") or refused(conf.DATABASE) is not None or in_tenant(conf.DATABASE):
         return []
-    models = apps.get_app_config("ratelimits").get_models()
+    models = [model for config in own_apps() for model in config.get_models()]
     elsewhere = [
         model.__name__
         for model in models

@@ -108,6 +108,42 @@ DECIDING = frozenset(
         "X_RATELIMIT_RESET",
     }
 )
+#: Settings that only an app above `ratelimits` reads, by the name of this app.
+OF_APPS: dict[str, frozenset[str]] = {
+    "ratelimits.usage": frozenset(
+        {
+            "ALERT_INTERVAL",
+            "ALERT_PUBLIC_ONLY",
+            "ALERT_THRESHOLDS",
+            "ALERT_TIMEOUT",
+            "COMPACT_INTERVAL",
+            "DRAIN_INTERVAL",
+            "FENCE",
+            "FENCE_REPLICAS",
+            "FENCE_WINDOW",
+            "PROCESS_TOTALS_INTERVAL",
+            "RECORD_ROWS",
+            "RECORD_SAMPLE",
+            "RECORD_SECONDS",
+            "SEAL_INTERVAL",
+            "SIGNING_KEY",
+            "SIGNING_KEYS_OLD",
+        }
+    ),
+    "ratelimits.billing": frozenset(
+        {
+            "ADJUSTMENT_APPROVAL",
+            "BILLING_CUSTOMER",
+            "FINALISE_INTERVAL",
+            "GRACE_SECONDS",
+            "LATE_USAGE",
+            "PRORATION",
+            "PUSH",
+            "PUSH_INTERVAL",
+            "PUSH_TIMEOUT",
+        }
+    ),
+}
 #: Settings whose value is a callable or its dotted path. (In the comments above, "path" means such a dotted path.)
 CALLABLES = {"ACCOUNT", "API_KEY", "BILLING_CUSTOMER", "KEY_SEARCH", "REFUSAL_RESPONSE", "USER"}
 #: The hint if RATELIMITS itself is not a dict.

@@ -5,8 +5,8 @@ ledger and the rules know only texts. Bills are about customers: see `ratelimits
 
 A customer is made when an account is saved, or when usage of a new text is tallied. Customers are never deleted. Each
 row of `Name` says whose name a text is from a moment on. At a bin, a text names the customer of its newest row that has
-begun. So it never names two customers at once, whatever is written, and there is no hole. `ratelimits.customers.move`
-gives a text to another customer, and adds a row of `Move`.
+begun. So it never names two customers at once, whatever is written, and there is no hole.
+`ratelimits.usage.customers.move` gives a text to another customer, and adds a row of `Move`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What `quota` tells and asks the floor above, which counts usage.
 
 This floor only limits. Without the floor above, each function here does nothing, and Redis counts no request. The floor
-above puts functions of its own in their place, once, when Django starts (`apps/usage.py`).
+above puts functions of its own in their place, once, when Django starts (`usage/apps.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ratelimits.quota.prepared import Prepared
     from ratelimits.rules import AccessRow, Snapshot
 
-#: What is counted in the memory of a process. `quota/usage/process_totals.py` explains each kind.
+#: What is counted in the memory of a process. `usage/counting/process_totals.py` explains each kind.
 Kind = Literal[
     "admitted", "unanswered", "unmetered", "unreported", "uncounted", "blocked", "exempt", "unreadable", "undecided"
 ]

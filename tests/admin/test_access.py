@@ -9,7 +9,6 @@ from typing import Any
 
 import django
 import pytest
-from django.apps import apps
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
@@ -20,11 +19,10 @@ from django.urls import reverse
 from django.utils import timezone
 
 from ratelimits.admin.typed import moment_inputs
+from ratelimits.billing.models import Adjustment, PlanPrice, Report
 from ratelimits.models import (
     Access,
     Account,
-    Adjustment,
-    AlertChannel,
     ConfigVersion,
     Inspect,
     KeyOverride,
@@ -32,13 +30,12 @@ from ratelimits.models import (
     Plan,
     PlanInclusion,
     PlanMembership,
-    PlanPrice,
-    QuarantinedBatch,
-    Report,
     Rule,
-    ShardState,
 )
+from ratelimits.routers import is_own
+from ratelimits.usage.models import AlertChannel, QuarantinedBatch, ShardState
 from tests.support.below import SITE
+from tests.support.own_apps import own_models
 from tests.support.rows import NEEDED
 
 pytestmark = pytest.mark.django_db
@@ -48,7 +45,7 @@ OPERATED = {Access, KeyReset}
 ADMINS = {
     model: page
     for model, page in admin.site._registry.items()
-    if model._meta.app_label == "ratelimits" and model not in OPERATED
+    if is_own(model._meta.app_label) and model not in OPERATED
 }
 #: Models that people edit. Workers write the other tables; adjustments can only be added.
 EDITED = {Rule, Plan, PlanMembership, Account, KeyOverride, AlertChannel}
@@ -192,7 +189,10 @@ def short(codename: str) -> str:
 
 
 def permissions_of(model: type[models.Model]) -> models.QuerySet[Permission]:
-    return Permission.objects.filter(content_type__app_label="ratelimits", content_type__model=model._meta.model_name)
+    meta = model._meta
+    own = Permission.objects.filter(content_type__app_label=meta.app_label, content_type__model=meta.model_name)
+    # The floor of usage adds the action to accounts, so the permission is of a table of that floor.
+    return own | Permission.objects.filter(codename="erase") if model is Account else own
 
 
 #: One client for all users, because making a client reads all static files.
@@ -237,7 +237,7 @@ def now_with(user: User, model: type[models.Model], held: Permissions) -> Client
 
 def state() -> dict[str, list[Any]]:
     """Return the contents of the app's tables and of Django's own log, without empty tables."""
-    tables: list[Any] = [*apps.get_app_config("ratelimits").get_models(include_auto_created=True), LogEntry]
+    tables: list[Any] = [*own_models(include_auto_created=True), LogEntry]
     found = {}
     with connection.cursor() as cursor:
         # Most are empty, and one statement for all of them takes a tenth of the time of one for each.
@@ -295,7 +295,7 @@ def pages(model: type[models.Model]) -> Iterator[str]:
 
     The page that undoes a change is left out. It asks for permissions of another model: tests/admin/changes.
     """
-    start = f"ratelimits_{model._meta.model_name}_"
+    start = f"{model._meta.app_label}_{model._meta.model_name}_"
     for pattern in ADMINS[model].get_urls():
         if pattern.name is None:  # Django's redirect from the old addresses
             assert str(pattern.pattern) == "<path:object_id>/"
@@ -310,7 +310,7 @@ def address(model: type[models.Model], name: str, row: Any) -> str:
     arguments: list[Any] = [] if name in OF_ALL_ROWS else [row.pk]
     if name == "simple_history":
         arguments.append(model.history.filter(id=row.pk).latest().pk)  # type: ignore[attr-defined]
-    return reverse(f"admin:ratelimits_{model._meta.model_name}_{name}", args=arguments)
+    return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_{name}", args=arguments)
 
 
 def posted(model: type[models.Model], name: str, row: Any) -> dict[str, Any]:
@@ -431,7 +431,7 @@ def test_a_table_has_the_permissions_that_a_page_asks_for_and_no_others() -> Non
     asked: dict[str, set[str]] = {"AlertDelivery": {"change", "view"}, "Adjustment": {"add", "change", "view"}}
     asked |= {model.__name__: {"add", "change", "delete", "view"} for model in {*EDITED, PlanInclusion, PlanPrice}}
     found = {}
-    for model in apps.get_app_config("ratelimits").get_models():
+    for model in own_models():
         # simple_history can ask for the permission to view a history.
         has_page = model in admin.site._registry or model.__name__.startswith("Historical")
         asked.setdefault(model.__name__, {"view"} if has_page else set())
@@ -455,7 +455,11 @@ COMPLETED = [(model, field) for model, page in ADMINS.items() for field in page.
 def test_names_are_completed_for_those_who_may_see_them(model: type[models.Model], field: str) -> None:
     target: Any = model._meta.get_field(field).related_model
     row_of(target)
-    about: dict[str, Any] = {"app_label": "ratelimits", "model_name": model._meta.model_name, "field_name": field}
+    about: dict[str, Any] = {
+        "app_label": model._meta.app_label,
+        "model_name": model._meta.model_name,
+        "field_name": field,
+    }
     user = signed_in(target)
     for held in held_by_people(target):
         client = now_with(user, target, held)

@@ -13,15 +13,17 @@ from django.contrib.auth.models import Permission, User
 from django.db import IntegrityError, transaction
 from django.test import Client, override_settings
 
-from ratelimits.admin.adjustments import AdjustmentAdmin
-from ratelimits.models import Account, Adjustment, Report, ShardState
-from ratelimits.reports.adjusting import NotDecidedError, approve
-from ratelimits.reports.closing.close import home_shard
-from ratelimits.reports.closing.open_periods import open_periods
-from ratelimits.reports.statements import rows, statements
-from ratelimits.reports.statements.effect import AmountOwed, Effect, Quantities, effect_of
+from ratelimits.billing.admin.adjustments import AdjustmentAdmin
+from ratelimits.billing.models import Adjustment, Report
+from ratelimits.billing.reports.adjusting import NotDecidedError, approve
+from ratelimits.billing.reports.closing.close import home_shard
+from ratelimits.billing.reports.closing.open_periods import open_periods
+from ratelimits.billing.reports.statements import rows, statements
+from ratelimits.billing.reports.statements.effect import AmountOwed, Effect, Quantities, effect_of
+from ratelimits.models import Account
+from ratelimits.usage.models import ShardState
 from tests.admin.test_usage import text, url
-from tests.reports.closing.test_close import adjust
+from tests.billing.reports.closing.test_close import adjust
 from tests.support.reports.edits import rename
 from tests.support.reports.invoices import account, close, spend
 from tests.support.reports.priced import charge, priced
@@ -29,7 +31,7 @@ from tests.support.usage.traffic import at, flow
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
 
-ADD = "/admin/ratelimits/adjustment/add/"
+ADD = "/admin/ratelimits_billing/adjustment/add/"
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from ratelimits.models import Account, Alert, AlertChannel, AlertDelivery
+from ratelimits.models import Account
 from ratelimits.models.customers import make_missing
+from ratelimits.usage.models import Alert, AlertChannel, AlertDelivery
 from tests.support.customers import present
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -45,7 +46,7 @@ def failed_delivery() -> AlertDelivery:
 
 def test_a_channel_is_made_in_the_admin_with_a_secret_of_its_own(staff: Client) -> None:
     account = Account.objects.create(identifier="acme")
-    page = reverse("admin:ratelimits_alertchannel_add")
+    page = reverse("admin:ratelimits_usage_alertchannel_add")
     secret = staff.get(page).context["adminform"].form["secret"].value()
     values = {"account": account.pk, "webhook_url": "https://example.com/a", "secret": secret, "active": "on"}
     assert staff.post(page, values).status_code == 302
@@ -54,7 +55,7 @@ def test_a_channel_is_made_in_the_admin_with_a_secret_of_its_own(staff: Client) 
 
 def test_a_secret_is_kept_or_replaced_but_not_shown_again(staff: Client) -> None:
     channel = AlertChannel.objects.create(account=Account.objects.create(identifier="acme"), email="a@example.com")
-    page, kept = reverse("admin:ratelimits_alertchannel_change", args=[channel.pk]), channel.secret
+    page, kept = reverse("admin:ratelimits_usage_alertchannel_change", args=[channel.pk]), channel.secret
     values = {"account": channel.account.pk, "email": "b@example.com", "secret": "", "active": "on"}
     assert kept not in staff.get(page).content.decode()
     assert staff.post(page, values).status_code == 302
@@ -88,16 +89,16 @@ def test_a_channel_that_leads_nowhere_is_refused_at_its_field(values: dict[str, 
 def test_alerts_and_deliveries_are_read_not_written(staff: Client) -> None:
     delivery = failed_delivery()
     for name, row in (("alert", delivery.alert), ("alertdelivery", delivery)):
-        assert staff.get(reverse(f"admin:ratelimits_{name}_changelist")).status_code == 200
-        page = staff.get(reverse(f"admin:ratelimits_{name}_change", args=[row.pk]))
+        assert staff.get(reverse(f"admin:ratelimits_usage_{name}_changelist")).status_code == 200
+        page = staff.get(reverse(f"admin:ratelimits_usage_{name}_change", args=[row.pk]))
         assert page.status_code == 200
         assert "&lt;it&gt; failed" in page.content.decode()
-        assert staff.get(reverse(f"admin:ratelimits_{name}_add")).status_code == 403
+        assert staff.get(reverse(f"admin:ratelimits_usage_{name}_add")).status_code == 403
 
 
 def test_what_was_given_up_is_made_due_again_by_an_action(staff: Client) -> None:
     delivery = failed_delivery()
-    page = reverse("admin:ratelimits_alertdelivery_changelist")
+    page = reverse("admin:ratelimits_usage_alertdelivery_changelist")
     staff.post(page, {"action": "again", "_selected_action": [str(delivery.pk)]})
     delivery.refresh_from_db()
     assert (delivery.state, delivery.attempts) == ("waiting", 0)

@@ -9,7 +9,6 @@ from html import unescape
 from typing import Any
 
 import pytest
-from django.apps import apps
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
@@ -18,22 +17,14 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from project.models import ApiKey
-from ratelimits.models import (
-    Access,
-    Account,
-    DurabilityGap,
-    KeyOverride,
-    KeyTotal,
-    Plan,
-    PlanMembership,
-    ProcessTotal,
-    Rule,
-)
-from ratelimits.models.status.totals import DAY, HOUR, QUARTER, SUMS
-from ratelimits.quota.usage import access
+from ratelimits.models import Access, Account, KeyOverride, Plan, PlanMembership, Rule
+from ratelimits.usage.counting import access
+from ratelimits.usage.models import DurabilityGap, KeyTotal, ProcessTotal
+from ratelimits.usage.models.totals import DAY, HOUR, QUARTER, SUMS
 from tests.support.alone import alone
 from tests.support.below import SITE
 from tests.support.entry_points import begin_afresh
+from tests.support.own_apps import own_models
 from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -45,7 +36,7 @@ ABOVE = {"adjustments", "alerts", "ledger", "ledger.gaps", "push", "reports"}
 ABOVE |= {f"status.{name}" for name in ("recorded", "task_runs", "totals")}
 TABLES = {
     model._meta.db_table
-    for model in apps.get_app_config("ratelimits").get_models()
+    for model in own_models()
     if model.__module__.removeprefix("ratelimits.models.") in ABOVE and not model._meta.proxy
 }
 KEY = "api_key:7"

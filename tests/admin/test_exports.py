@@ -18,8 +18,8 @@ from django.test import AsyncClient, Client
 from django.urls import path
 from django.utils.timezone import now
 
-from ratelimits.admin.exports import ReportDownloads
-from ratelimits.models import Adjustment, Report
+from ratelimits.billing.admin.exports import ReportDownloads
+from ratelimits.billing.models import Adjustment, Report
 from tests.support.below import SITE
 from tests.support.reports.invoices import account, close, spend
 from tests.support.usage.traffic import flow
@@ -39,7 +39,7 @@ site = admin.AdminSite()
 site.register(Report, ReportAdmin)
 urlpatterns = [path("admin/", site.urls)]
 
-REPORTS = f"{SITE}/admin/ratelimits/report/"
+REPORTS = f"{SITE}/admin/ratelimits_billing/report/"
 
 
 @pytest.fixture

@@ -12,12 +12,14 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 from ratelimits.admin.typed import moment_inputs
-from ratelimits.models import Account, Adjustment, GapKind, QuarantinedBatch, Report, ShardState
-from ratelimits.reports.closing.close import finalise, home_shard
-from ratelimits.usage import gaps
-from ratelimits.usage.drain import drain
-from ratelimits.usage.seal import seal
-from ratelimits.usage.tally import tally
+from ratelimits.billing.models import Adjustment, Report
+from ratelimits.billing.reports.closing.close import finalise, home_shard
+from ratelimits.models import Account
+from ratelimits.usage.ledger import gaps
+from ratelimits.usage.ledger.drain import drain
+from ratelimits.usage.ledger.seal import seal
+from ratelimits.usage.ledger.tally import tally
+from ratelimits.usage.models import GapKind, QuarantinedBatch, ShardState
 from tests.admin.test_adjustments import ADD, sent_again
 from tests.admin.test_usage import text, url
 from tests.support.raw import RawRedis

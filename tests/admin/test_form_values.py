@@ -18,20 +18,10 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import models, transaction
 from django.test import Client
 
-from ratelimits.models import (
-    Access,
-    Account,
-    Adjustment,
-    AlertChannel,
-    KeyOverride,
-    KeyTotal,
-    Plan,
-    PlanInclusion,
-    PlanMembership,
-    PlanPrice,
-    Rule,
-)
-from ratelimits.models.status.totals import DAY, SUMS, newest_days
+from ratelimits.billing.models import Adjustment, PlanPrice
+from ratelimits.models import Access, Account, KeyOverride, Plan, PlanInclusion, PlanMembership, Rule
+from ratelimits.usage.models import AlertChannel, KeyTotal
+from ratelimits.usage.models.totals import DAY, SUMS, newest_days
 from tests.admin.test_operate import BLOCK, GRANT, RESET, TYPED, text
 from tests.admin.test_prices import price
 from tests.admin.test_rules import BUCKET
@@ -61,8 +51,8 @@ PAGES: dict[str, dict[str, str]] = {
     f"{BASE}/plan/add/": {"name": "Basic", "slug": "basic", "currency": "EUR", **PARTS, **price(unit_price="0.10")},
     f"{BASE}/account/add/": ACCOUNT,
     f"{BASE}/account/{{account}}/change/": ACCOUNT,
-    f"{BASE}/alertchannel/add/": {**CHANNEL, "secret": "whsec_" + "QUJD" * 8},
-    f"{BASE}/adjustment/add/": {
+    "/admin/ratelimits_usage/alertchannel/add/": {**CHANNEL, "secret": "whsec_" + "QUJD" * 8},
+    "/admin/ratelimits_billing/adjustment/add/": {
         "account": "other",
         "period_start_0": "2026-10-01",
         "period_start_1": "00:00:00",
@@ -71,7 +61,7 @@ PAGES: dict[str, dict[str, str]] = {
         "reason": "goodwill",
     },
     f"{BASE}/planmembership/import/?file={{file}}": {"good_only": "on", "change_reason": "asked"},
-    f"{BASE}/report/force/": {"customer": "acme", "start": "0", "reason": "asked"},
+    "/admin/ratelimits_billing/report/force/": {"customer": "acme", "start": "0", "reason": "asked"},
     BLOCK: {**TYPED[BLOCK], **CONFIRMED},
     RESET: {**TYPED[RESET], **CONFIRMED},
     GRANT: {**TYPED[GRANT], **CONFIRMED},

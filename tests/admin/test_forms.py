@@ -35,7 +35,7 @@ def inputs(client: Client, url: str) -> dict[str, str]:
     return {name[1]: kind[1] for name, kind in found if name and kind}
 
 
-@pytest.mark.parametrize("url", [RULES, OVERRIDES, PLANS, "/admin/ratelimits/adjustment/add/"])
+@pytest.mark.parametrize("url", [RULES, OVERRIDES, PLANS, "/admin/ratelimits_billing/adjustment/add/"])
 def test_no_browser_drops_letters_from_a_number(admin_client: Client, url: str) -> None:
     found = inputs(admin_client, url)
     assert found

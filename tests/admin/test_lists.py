@@ -13,21 +13,9 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from ratelimits.conf import conf
-from ratelimits.models import (
-    Access,
-    Account,
-    Batch,
-    Customer,
-    DurabilityGap,
-    KeyOverride,
-    Line,
-    PeriodUsage,
-    Plan,
-    PlanMembership,
-    Rule,
-    ShardState,
-)
-from ratelimits.models.ledger import COUNTERS, LINES_PER_BATCH
+from ratelimits.models import Access, Account, Customer, KeyOverride, Plan, PlanMembership, Rule
+from ratelimits.usage.models import Batch, DurabilityGap, Line, PeriodUsage, ShardState
+from ratelimits.usage.models.ledger import COUNTERS, LINES_PER_BATCH
 from tests.support.rows import unsaved
 
 pytestmark = pytest.mark.django_db
@@ -129,7 +117,7 @@ LISTS: dict[Any, tuple[Callable[[range], None], str]] = {
 
 
 def queries(client: Client, model: Any, search: str) -> int:
-    url = reverse(f"admin:ratelimits_{model._meta.model_name}_changelist")
+    url = reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
     with CaptureQueriesContext(connection) as captured:
         assert client.get(url, {"q": search} if search else {}).status_code == 200
     return len(captured)
@@ -143,6 +131,6 @@ def test_a_list_takes_the_same_queries_for_few_rows_and_for_many(
     add(range(FEW))
     before = [queries(admin_client, model, text) for text in ("", search)]
     add(range(FEW, VERY_MANY if long_run and model is KeyOverride else MANY))
-    page = admin_client.get(reverse(f"admin:ratelimits_{model._meta.model_name}_changelist"))
+    page = admin_client.get(reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist"))
     assert len(page.context["cl"].result_list) == admin.site.get_model_admin(model).list_per_page
     assert [queries(admin_client, model, text) for text in ("", search)] == before

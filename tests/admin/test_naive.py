@@ -11,7 +11,9 @@ from django.test import Client
 
 from ratelimits import moments
 from ratelimits.admin.typed import local_time
-from ratelimits.models import Access, Batch, KeyOverride, PushReceiver
+from ratelimits.billing.models import PushReceiver
+from ratelimits.models import Access, KeyOverride
+from ratelimits.usage.models import Batch
 from tests.admin.test_access import CASES, address, page_of, row_of
 from tests.admin.test_usage import text, url
 from tests.support.rows import rule

@@ -13,19 +13,11 @@ from django.db.models import QuerySet
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from ratelimits.models import (
-    Adjustment,
-    DurabilityGap,
-    PeriodUsage,
-    Plan,
-    PlanPrice,
-    QuarantinedBatch,
-    Report,
-    ReportLine,
-    ShardState,
-)
-from ratelimits.reports.closing.close import finalise, home_shard
-from ratelimits.reports.verify.report import verify_report
+from ratelimits.billing.models import Adjustment, PlanPrice, Report, ReportLine
+from ratelimits.billing.reports.closing.close import finalise, home_shard
+from ratelimits.billing.reports.verify.report import verify_report
+from ratelimits.models import Plan
+from ratelimits.usage.models import DurabilityGap, PeriodUsage, QuarantinedBatch, ShardState
 from tests.admin.test_usage import text, url
 from tests.support.reports.invoices import account, spend, token
 from tests.support.usage.traffic import at, flow, opened_late

@@ -19,11 +19,12 @@ from django.test.utils import CaptureQueriesContext
 from ratelimits import moments
 from ratelimits.embedded import free_port
 from ratelimits.identity import Identity
-from ratelimits.models import Access, Account, Alert, KeyOverride, KeyReset, KeyTotal, Plan, ProcessTotal
+from ratelimits.models import Access, Account, KeyOverride, KeyReset, Plan
 from ratelimits.models.keys import key_name
-from ratelimits.models.status.totals import DAY, QUARTER, SUMS, newest_days
 from ratelimits.quota import checking, from_memory
-from ratelimits.quota.usage import access, process_totals
+from ratelimits.usage.counting import access, process_totals
+from ratelimits.usage.models import Alert, KeyTotal, ProcessTotal
+from ratelimits.usage.models.totals import DAY, QUARTER, SUMS, newest_days
 from tests.support.entry_points import Clock, away, begin_afresh
 from tests.support.rows import rule
 

@@ -9,7 +9,9 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from ratelimits.models import Plan, PlanPrice, Report, ShardState
+from ratelimits.billing.models import PlanPrice, Report
+from ratelimits.models import Plan
+from ratelimits.usage.models import ShardState
 from tests.support.reports.invoices import close, spend
 from tests.support.reports.priced import TIERS, priced
 from tests.support.usage.traffic import at, flow
@@ -116,7 +118,7 @@ def test_a_report_s_page_says_what_each_line_and_the_account_owe(admin_client: C
     spend(acme, "2026-10-10", 1)
     close("2026-11-03")
     first, second = (
-        admin_client.get(reverse("admin:ratelimits_report_change", args=[report.pk])).content.decode()
+        admin_client.get(reverse("admin:ratelimits_billing_report_change", args=[report.pk])).content.decode()
         for report in Report.objects.order_by("version")
     )
     assert "requests: 15 units beyond the included quantity, 14.5 EUR" in first
@@ -136,7 +138,7 @@ def test_amounts_that_belong_to_no_line_are_shown_with_their_meter(admin_client:
     spend(acme, "2026-10-10", 6)
     close("2026-11-03")
     first, second = (
-        admin_client.get(reverse("admin:ratelimits_report_change", args=[report.pk])).content.decode()
+        admin_client.get(reverse("admin:ratelimits_billing_report_change", args=[report.pk])).content.decode()
         for report in Report.objects.order_by("version")
     )
     start = "<div>requests: 7 units beyond the included quantity, 16 EUR</div><div>– of these, "
@@ -154,8 +156,8 @@ def test_the_rounding_is_shown_and_a_preview_has_the_fees(admin_client: Client) 
     spend(priced(included=5, unit_price="0.105", flat_fee="10"), "2026-10-10", 8)
     flow()
     ShardState.objects.update(watermark=at("2026-11-02"))
-    preview = admin_client.post("/admin/ratelimits/report/finalise/", {"all": "1"}).content.decode()
+    preview = admin_client.post("/admin/ratelimits_billing/report/finalise/", {"all": "1"}).content.decode()
     assert "<td>10.315 EUR (fees: 10 EUR)</td>" in preview
     (report,) = close("2026-11-02")
-    page = admin_client.get(reverse("admin:ratelimits_report_change", args=[report.pk])).content.decode()
+    page = admin_client.get(reverse("admin:ratelimits_billing_report_change", args=[report.pk])).content.decode()
     assert "<div>– of these, fees: 10 EUR</div><div>rounding: 0.005 EUR</div><div>this version" in page

@@ -6,13 +6,13 @@ from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test import Client
 
-from ratelimits.models import Line, QuarantinedBatch, ShardState
+from ratelimits.usage.models import Line, QuarantinedBatch, ShardState
 from tests.admin.test_usage import text, url
 from tests.support.usage.quarantine import Fork
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
 
-QUARANTINE = "/admin/ratelimits/quarantinedbatch/"
+QUARANTINE = "/admin/ratelimits_usage/quarantinedbatch/"
 
 
 @pytest.mark.parametrize(("action", "units", "says"), [("discard", 3, "discarded by admin"), ("accept", 5, "accepted")])

@@ -14,12 +14,14 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from ratelimits import moments
-from ratelimits.admin.reports import overview
-from ratelimits.admin.reports import page as pages
-from ratelimits.models import Account, Adjustment, Line, Report, ReportLine
-from ratelimits.quota.usage.process_totals import TotalKey
-from ratelimits.reports.exports import DOWNLOADS
-from ratelimits.usage import process_totals
+from ratelimits.billing.admin import overview
+from ratelimits.billing.admin import reports as pages
+from ratelimits.billing.models import Adjustment, Report, ReportLine
+from ratelimits.billing.reports.exports import DOWNLOADS
+from ratelimits.models import Account
+from ratelimits.usage.counting.process_totals import TotalKey
+from ratelimits.usage.ledger import process_totals
+from ratelimits.usage.models import Line
 from tests.admin.test_usage import text, url
 from tests.support.reports.invoices import account, close, spend
 from tests.support.rows import rule
@@ -27,7 +29,7 @@ from tests.support.usage.traffic import at, flow
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
 
-ADD = "/admin/ratelimits/adjustment/add/"
+ADD = "/admin/ratelimits_billing/adjustment/add/"
 
 
 @pytest.fixture
@@ -152,7 +154,7 @@ def test_a_report_is_adjusted_from_its_page_by_whoever_is_logged_in(
     admin_client: Client, admin_user: User, report: Report
 ) -> None:
     page = admin_client.get(url(Report, "change", report.pk)).content.decode()
-    (link,) = re.findall(r'href="(/admin/ratelimits/adjustment/add/\?[^"]*)"', page)
+    (link,) = re.findall(r'href="(/admin/ratelimits_billing/adjustment/add/\?[^"]*)"', page)
     form = admin_client.get(unescape(link)).context["adminform"].form
     assert form["account"].value() == "acme"
     assert form["period_start"].value() == moments.untyped(datetime(2026, 11, 1, tzinfo=UTC))

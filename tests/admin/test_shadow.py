@@ -12,8 +12,9 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from ratelimits.identity import Identity
-from ratelimits.models import KeyOverride, KeyTotal, Rule, RuleTotal
+from ratelimits.models import KeyOverride, Rule
 from ratelimits.quota.checking import check
+from ratelimits.usage.models import KeyTotal, RuleTotal
 from tests.admin.test_rules import text
 from tests.support.below import SITE
 from tests.support.rows import rule
@@ -21,7 +22,7 @@ from tests.support.usage.traffic import flow
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
 
-URL = f"{SITE}/admin/ratelimits/shadow/"
+URL = f"{SITE}/admin/ratelimits_usage/shadow/"
 
 
 def shadowed(name: str = "strict", **fields: Any) -> Rule:
@@ -64,7 +65,7 @@ def test_it_says_what_each_rule_would_have_refused_and_whom(admin_client: Client
     assert len(re.findall(r'<tr><th scope="row">\d\d:00</th>', html)) == 24
     assert f'<a class="button" href="{SITE}/admin/ratelimits/rule/{strict.pk}/enforce/">Enforce now</a>' in html
     assert (
-        f'<a href="{SITE}/admin/ratelimits/shadow/">Shadow-refused</a>'
+        f'<a href="{SITE}/admin/ratelimits_usage/shadow/">Shadow-refused</a>'
         in admin_client.get("/admin/ratelimits/status/").content.decode()
     )
 

@@ -16,8 +16,10 @@ from django.utils.timezone import now
 
 from ratelimits import admin as pages
 from ratelimits.admin.status import tags
-from ratelimits.admin.status.index import GROUPS, in_groups
-from ratelimits.models import ConfigVersion, DurabilityGap, KeyTotal, QuarantinedBatch, Rule
+from ratelimits.admin.status.index import in_order
+from ratelimits.models import ConfigVersion, Rule
+from ratelimits.routers import is_own, own_apps
+from ratelimits.usage.models import DurabilityGap, KeyTotal, QuarantinedBatch
 from tests.support.below import SITE
 from tests.support.engine.proxy import Proxy
 from tests.support.entry_points import away, short_timeout
@@ -67,14 +69,14 @@ def test_the_page_shows_facts_charts_and_lists_with_links(admin_client: Client) 
     assert "Admitted: 3" in shown
     assert "Refused: 1" in shown
     assert f'<a href="{SITE}/admin/ratelimits/rule/{row.pk}/change/">search</a>' in html
-    assert f'<a href="{SITE}/admin/ratelimits/line/?q=%3Cb%3Eacme+0+api_key%3A1">api_key:1</a>' in html
+    assert f'<a href="{SITE}/admin/ratelimits_usage/line/?q=%3Cb%3Eacme+0+api_key%3A1">api_key:1</a>' in html
     assert "mostly by search" in shown
     assert html.count('<svg class="ratelimits-bars') == 2, (
         "nothing was refused by shadow rules or let through unmetered"
     )
     assert re.search(r'<rect [^>]*height="100"><title>\d\d:\d\d: 3</title>', html)
     assert len(re.findall(r"<tr><th scope=\"row\">\d\d:\d\d</th>", html)) == 96
-    assert "/admin/ratelimits/quarantinedbatch/?resolved_at__isempty=1" in html
+    assert "/admin/ratelimits_usage/quarantinedbatch/?resolved_at__isempty=1" in html
     raw = admin_client.get(URL).content.decode()
     assert "<b>acme" not in raw
     assert "&lt;b&gt;acme 0" in raw
@@ -124,7 +126,7 @@ def test_links_lead_only_to_what_a_user_may_see() -> None:
     use_some()
     html = page(user_with("view_status"))
     assert "Refused: 1" in text(html)
-    assert re.findall(rf'href="{SITE}/admin/ratelimits/(?:rule|line|batch|quarantinedbatch|durabilitygap)/', html) == []
+    assert re.findall(rf'href="{SITE}/admin/\w+/(?:rule|line|batch|quarantinedbatch|durabilitygap)/', html) == []
     assert f'href="{SITE}/admin/ratelimits/rule/' in page(user_with("view_status", "view_rule"))
 
 
@@ -184,38 +186,47 @@ def test_a_site_without_the_page_has_no_strip(monkeypatch: pytest.MonkeyPatch, a
     assert "ratelimits-level" not in page(admin_client, INDEX)
 
 
-GROUPED = {name for _title, names in GROUPS for name in names}
+PLACED = [(config.label, name) for config in own_apps() for name in config.pages]
 
 
 def test_every_table_of_the_index_has_a_place_in_the_order_of_work() -> None:
-    registered = {model.__name__ for model in admin.site._registry if model._meta.app_label == "ratelimits"}
-    assert registered == GROUPED
-    assert len(GROUPED) == sum(len(names) for _title, names in GROUPS)
+    registered = [(model._meta.app_label, model.__name__) for model in admin.site._registry]
+    assert sorted(PLACED) == sorted((label, name) for label, name in registered if is_own(label))
 
 
-@pytest.mark.parametrize("url", [INDEX, "/admin/ratelimits/"])
-def test_the_index_is_in_the_order_of_work(admin_client: Client, url: str) -> None:
-    html = page(admin_client, url)
+def test_the_index_is_in_the_order_of_work(admin_client: Client) -> None:
+    html = page(admin_client, INDEX)
     captions = [" ".join(text(each).split()) for each in re.findall(r"<caption>(.*?)</caption>", html, re.DOTALL)]
     ours = [caption for caption in captions if caption.startswith("Rate limits")]
-    assert ours == [f"Rate limits and usage: {group}" for group in ("Operate", "Configure", "Bill", "Evidence")]
-    order = re.findall(r'id="ratelimits-(\w+)"', html)
-    assert order == [name.lower() for _title, names in GROUPS for name in names]
+    assert ours == ["Rate limits", "Rate limits: usage", "Rate limits: billing"]
+    own = "|".join(config.label for config in own_apps())
+    order = re.findall(rf'id="({own})-(\w+)"', html)
+    assert order == [(label, name.lower()) for label, name in PLACED]
 
 
-def test_a_group_without_a_table_that_one_may_see_is_left_out() -> None:
+@pytest.mark.parametrize("label", [config.label for config in own_apps()])
+def test_the_index_of_an_app_is_in_the_order_of_work(admin_client: Client, label: str) -> None:
+    order = re.findall(rf'id="{label}-(\w+)"', page(admin_client, f"/admin/{label}/"))
+    assert order == [name.lower() for placed, name in PLACED if placed == label]
+
+
+def test_an_app_without_a_table_that_one_may_see_is_left_out() -> None:
     html = page(user_with("view_rule"), INDEX)
-    assert re.findall(r"Rate limits and usage: (\w+)", text(html)) == ["Configure"]
+    captions = [" ".join(text(each).split()) for each in re.findall(r"<caption>(.*?)</caption>", html, re.DOTALL)]
+    assert captions == ["Rate limits"]
 
 
-def test_a_table_without_a_place_comes_last_in_the_first_group() -> None:
-    app = {"app_label": "ratelimits", "name": "Limits", "models": [{"object_name": "New"}, {"object_name": "Rule"}]}
+def test_a_table_without_a_place_comes_last() -> None:
+    usage = {"app_label": "ratelimits_usage", "name": "Usage", "models": [{"object_name": "Line"}]}
+    models = [{"object_name": "New"}, {"object_name": "Rule"}, {"object_name": "Status"}]
+    rules = {"app_label": "ratelimits", "name": "Limits", "models": models}
     other = {"app_label": "shop", "name": "Shop", "models": []}
-    found = in_groups([other, app])
+    found = in_order([other, usage, other, rules])
     assert [(each["name"], [model["object_name"] for model in each["models"]]) for each in found] == [
         ("Shop", []),
-        ("Limits: Operate", ["New"]),
-        ("Limits: Configure", ["Rule"]),
+        ("Limits", ["Status", "Rule", "New"]),
+        ("Usage", ["Line"]),
+        ("Shop", []),
     ]
 
 

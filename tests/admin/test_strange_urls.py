@@ -14,25 +14,16 @@ from django.test import Client, RequestFactory
 from django.urls import get_resolver, reverse
 from django.utils import timezone
 
-from ratelimits.models import (
-    Access,
-    Account,
-    ArchivedRange,
-    Batch,
-    DurabilityGap,
-    KeyOverride,
-    Plan,
-    PlanMembership,
-    QuarantinedBatch,
-    ShardState,
-)
+from ratelimits.models import Access, Account, KeyOverride, Plan, PlanMembership
+from ratelimits.routers import is_own
+from ratelimits.usage.models import ArchivedRange, Batch, DurabilityGap, QuarantinedBatch, ShardState
 from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db
 
 #: Ids that no row has, or that are no ids.
 IDS = ("0", "abc", str(2**63), "9" * 5000, "٣", "\0", "_5F")
-MODELS = [model for model in admin.site._registry if model._meta.app_label == "ratelimits"]
+MODELS = [model for model in admin.site._registry if is_own(model._meta.app_label)]
 
 
 @pytest.fixture
@@ -64,7 +55,7 @@ def _filled(model: Any) -> dict[str, Any]:
 
 def lists() -> Iterator[str]:
     for model in MODELS:
-        yield reverse(f"admin:ratelimits_{model._meta.model_name}_changelist")
+        yield reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
 
 
 @pytest.mark.usefixtures("_rows")
@@ -107,7 +98,7 @@ def test_a_page_of_a_row_that_is_not_there_is_not_found(admin_client: Client, na
 @pytest.mark.usefixtures("_rows")
 @pytest.mark.parametrize("model", MODELS)
 def test_an_action_on_a_strange_id_changes_nothing(admin_client: Client, model: Any) -> None:
-    url = reverse(f"admin:ratelimits_{model._meta.model_name}_changelist")
+    url = reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
     request = RequestFactory().get(url)
     request.user = User.objects.get()
     for action in admin.site._registry[model].get_actions(request):
@@ -119,7 +110,7 @@ def test_an_action_on_a_strange_id_changes_nothing(admin_client: Client, model: 
 @pytest.mark.usefixtures("_rows")
 @pytest.mark.parametrize("model", MODELS)
 def test_a_list_with_a_strange_filter_answers(admin_client: Client, model: Any) -> None:
-    url = reverse(f"admin:ratelimits_{model._meta.model_name}_changelist")
+    url = reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
     names = ["q", "id", "id__exact", "pk", "o", "p", "all", "e", "unknown"]
     filters: Any = admin.site._registry[model].list_filter
     for chosen in filters:

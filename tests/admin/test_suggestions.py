@@ -11,19 +11,19 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 from ratelimits.admin import suggestions
-from ratelimits.models import Account, KeyTotal, Plan, PlanMembership
-from ratelimits.models.status.totals import DAY
+from ratelimits.models import Account, Plan, PlanMembership
+from ratelimits.usage.models import KeyTotal
+from ratelimits.usage.models.totals import DAY
 from tests.support.below import SITE
+from tests.support.own_apps import list_path
 from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db
 
-ADD = "/admin/ratelimits/{}/add/"
-
 
 def select(client: Client, model: str, name: str) -> tuple[str, list[str]]:
     """Return the tag of a select, and the texts of its choices."""
-    page = client.get(ADD.format(model)).content.decode()
+    page = client.get(f"{list_path(model)}add/").content.decode()
     tag, inside = re.findall(rf'(<select[^>]*name="{name}".*?>)(.*?)</select>', page, re.DOTALL)[0]
     return tag, re.findall(r"<option[^>]*>([^<]*)</option>", inside)
 
@@ -92,7 +92,7 @@ def test_keys_and_accounts_are_suggested_to_those_who_may_use_the_inspector(clie
     for extra, suggested in ((["view_account"], False), (["view_account", "view_inspect"], True)):
         user.user_permissions.set([*forms, *Permission.objects.filter(codename__in=extra)])
         for form, name, kind in KEY_FORMS:
-            page = client.get(f"/admin/ratelimits/{form}/").content.decode()
+            page = client.get(f"{list_path(form.partition('/')[0])}{form.partition('/')[2]}/").content.decode()
             assert ("ratelimits/keys.js" in page) == suggested, form
             (tag,) = re.findall(rf'<input[^>]*name="{name}"[^>]*>', page)
             assert (f'data-ratelimits-keys="{SITE}/admin/ratelimits/inspect/{kind}/"' in tag) == suggested

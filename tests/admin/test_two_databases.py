@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.fresh import Project
+from tests.support.own_apps import OWN
 from tests.support.servers import TestServers
 
 _URLS = """
@@ -33,11 +34,13 @@ from django.contrib.auth.models import User
 from django.db.models import ProtectedError
 from django.test import Client
 
+from ratelimits.billing.models import *
 from ratelimits.models import *
+from ratelimits.usage.models import *
 from ratelimits.models.customers import Customer, make_missing
 from ratelimits.models.versions import ConfigVersion
 
-ADMIN = "/admin/ratelimits/"
+ADMIN, BILLS = "/admin/ratelimits/", "/admin/ratelimits_billing/"
 RULE = {"name": "burst", "scope": "*", "key_kind": "ip", "meter": "requests", "mode": "enforce",
         "algorithm": "fixed_window", "capacity": "2", "period": "3600", "on_failure": ""}
 
@@ -115,23 +118,23 @@ line = ReportLine.objects.create(
 )
 adjustment = {"account": "acme", "period_start_0": f"{month:%Y-%m-%d}", "period_start_1": "00:00:00",
               "meter": "requests", "quantity": "-2", "reason": "goodwill", "_effect_seen": "1", "_large_meant": "1"}
-post(ADMIN + "adjustment/add/", adjustment)
+post(BILLS + "adjustment/add/", adjustment)
 made = Adjustment.objects.get()
 assert made.author == ada and made.author._state.db == "default"
-assert " ada " in get(f"{ADMIN}adjustment/{made.pk}/change/")
-assert " ada, " in get(ADMIN + "adjustment/").partition("goodwill")[2]
-get(f"{ADMIN}report/{report.pk}/change/")
-page = get(f"{ADMIN}reportline/{line.pk}/change/")
+assert " ada " in get(f"{BILLS}adjustment/{made.pk}/change/")
+assert " ada, " in get(BILLS + "adjustment/").partition("goodwill")[2]
+get(f"{BILLS}report/{report.pk}/change/")
+page = get(f"{BILLS}reportline/{line.pk}/change/")
 assert " UTC bob: rule" in page and " UTC ada: account" in page, page
 for model in site._registry:
-    if model._meta.app_label == "ratelimits":
+    if model._meta.app_label.startswith("ratelimits"):
         for order in ("", "?o=1", "?o=6", "?q=a"):
-            get(f"{ADMIN}{model._meta.model_name}/{order}")
+            get(f"/admin/{model._meta.app_label}/{model._meta.model_name}/{order}")
 for row in (rule, plan, Account.objects.get(), PlanMembership.objects.get(), KeyOverride.objects.get()):
-    page = get(f"{ADMIN}{row._meta.model_name}/{row.pk}/history/")
+    page = get(f"/admin/{row._meta.app_label}/{row._meta.model_name}/{row.pk}/history/")
     assert " ada " in page.partition("Changed by")[2], page
-    get(f"{ADMIN}{row._meta.model_name}/{row.pk}/change/")
-    get(f"{ADMIN}{row._meta.model_name}/{row.pk}/delete/")
+    get(f"/admin/{row._meta.app_label}/{row._meta.model_name}/{row.pk}/change/")
+    get(f"/admin/{row._meta.app_label}/{row._meta.model_name}/{row.pk}/delete/")
 """
 _USERS_GO = """
 cyd, cyds = signed_in("cyd")
@@ -151,7 +154,7 @@ assert not User.objects.filter(username="bob").exists()
 assert rule.history.filter(history_user=None).count() == 1 and rule.history.filter(history_user=ada).count() == 4
 page = get(f"{ADMIN}rule/{rule.pk}/history/")
 assert " bob " not in page and " ada " in page
-get(f"{ADMIN}reportline/{line.pk}/change/")
+get(f"{BILLS}reportline/{line.pk}/change/")
 """
 
 
@@ -161,7 +164,7 @@ def project(tmp_path: Path, servers: TestServers) -> Project:
     made.settings |= {
         "INSTALLED_APPS": [
             *(f"django.contrib.{name}" for name in ("admin", "auth", "contenttypes", "sessions", "messages")),
-            *("rest_framework", "simple_history", "ratelimits", "shop"),
+            *("rest_framework", "simple_history", *OWN, "shop"),
         ],
         "MIDDLEWARE": [
             "django.contrib.sessions.middleware.SessionMiddleware",

@@ -14,7 +14,8 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client
 
-from ratelimits.models import Adjustment, KeyOverride, Plan, PlanInclusion, PlanPrice, Rule
+from ratelimits.billing.models import Adjustment, PlanPrice
+from ratelimits.models import KeyOverride, Plan, PlanInclusion, Rule
 from tests.admin.test_adjustments import sent_again, typed
 from tests.admin.test_prices import FORMS, price
 from tests.admin.test_row_files import confirmed, upload
@@ -56,7 +57,12 @@ def test_a_thousand_in_a_form_is_read_by_the_language_or_refused(admin_client: C
         "period": (f"{BASE}/rule/add/", BUCKET, "period", lambda: Rule.objects.get().period),
         "included": (f"{BASE}/plan/add/", {**PLAN, **INCLUDED}, "inclusions-0-quantity", None),
         "price": (f"{BASE}/plan/add/", {**PLAN, **price()}, "prices-0-unit_price", None),
-        "adjustment": (f"{BASE}/adjustment/add/", typed(), "quantity", lambda: Adjustment.objects.get().quantity),
+        "adjustment": (
+            "/admin/ratelimits_billing/adjustment/add/",
+            typed(),
+            "quantity",
+            lambda: Adjustment.objects.get().quantity,
+        ),
     }
     forms["included"] = (*forms["included"][:3], lambda: PlanInclusion.objects.exclude(plan=acme).get().quantity)
     forms["price"] = (*forms["price"][:3], lambda: PlanPrice.objects.get().unit_price)

@@ -16,24 +16,13 @@ from django.urls import reverse
 
 from ratelimits import engine
 from ratelimits.admin import readonly
+from ratelimits.billing.models import Report, ReportLine
+from ratelimits.billing.reports.verify.totals import verify_totals
 from ratelimits.engine.call import new_nonce, shard_of_usage
 from ratelimits.engine.counting import Count, RefusalCount
 from ratelimits.engine.server import current_server
-from ratelimits.models import (
-    Account,
-    ArchivedRange,
-    Batch,
-    ConfigVersion,
-    DurabilityGap,
-    Line,
-    PeriodUsage,
-    QuarantinedBatch,
-    Report,
-    ReportLine,
-    Rule,
-    ShardState,
-)
-from ratelimits.reports.verify.totals import verify_totals
+from ratelimits.models import Account, ConfigVersion, Rule
+from ratelimits.usage.models import ArchivedRange, Batch, DurabilityGap, Line, PeriodUsage, QuarantinedBatch, ShardState
 from tests.support.reports.invoices import close, spend
 from tests.support.rows import rule
 from tests.support.usage.traffic import flow, use
@@ -44,7 +33,7 @@ MODELS = [ShardState, Batch, Line, PeriodUsage, DurabilityGap, QuarantinedBatch,
 
 
 def url(model: Any, page: str = "changelist", *arguments: Any) -> str:
-    return reverse(f"admin:ratelimits_{model._meta.model_name}_{page}", args=arguments)
+    return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_{page}", args=arguments)
 
 
 def text(response: Any) -> str:
@@ -122,12 +111,12 @@ def indexes_preferred() -> Iterator[None]:
     [
         (Line, "acme ltd", "ratelimits_line_account"),
         (Line, "acme ltd api_key:1", "ratelimits_line_(account|key)"),
-        (Batch, "{incarnation}", "ratelimits_batch_(identity|1)"),
-        (ReportLine, "{line_id}", "ratelimits_reportline_line_id"),
+        (Batch, "{incarnation}", "ratelimits_(usage_)?batch_(identity|1)"),
+        (ReportLine, "{line_id}", "ratelimits_billing_reportline_line_id"),
         (ReportLine, "acme ltd", "report"),
         (ReportLine, "acme ltd api_key:1", "report"),
-        (PeriodUsage, "acme ltd", "ratelimits_period_?usage"),
-        (Report, "acme ltd", "ratelimits_report_(version|1)"),
+        (PeriodUsage, "acme ltd", "ratelimits_(usage_)?period_?usage"),
+        (Report, "acme ltd", "ratelimits_(billing_)?report_(version|1)"),
     ],
 )
 def test_a_search_finds_what_it_names_by_an_index(admin_client: Client, model: Any, term: str, index: str) -> None:

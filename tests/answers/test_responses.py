@@ -25,9 +25,9 @@ from rest_framework.views import APIView
 
 from ratelimits.decorators import limited
 from ratelimits.quota.costs import MAX_METERS
-from ratelimits.quota.usage import process_totals
 from ratelimits.throttling import QuotaThrottle
 from ratelimits.unknown_names import named_by_views
+from ratelimits.usage.counting import process_totals
 from tests.support.entry_points import begin_afresh, counted
 from tests.support.rows import rule
 

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from ratelimits import as_code
-from ratelimits.models import ConfigVersion, Plan, PlanInclusion, PlanPrice
+from ratelimits.billing.models import PlanPrice
+from ratelimits.models import ConfigVersion, Plan, PlanInclusion
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("no_bills")]
 

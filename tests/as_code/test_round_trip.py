@@ -11,7 +11,8 @@ from django.core.management import call_command
 
 from ratelimits import as_code
 from ratelimits.algorithms.limits import ALGORITHMS
-from ratelimits.models import ConfigVersion, Plan, PlanInclusion, PlanPrice, Rule
+from ratelimits.billing.models import PlanPrice
+from ratelimits.models import ConfigVersion, Plan, PlanInclusion, Rule
 from tests.support.rows import NEEDED, rule
 
 pytestmark = pytest.mark.django_db(transaction=True)

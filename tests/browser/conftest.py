@@ -15,7 +15,7 @@ from django.test import Client
 from project.models import ApiKey
 from ratelimits import rules
 from ratelimits.models import Account
-from ratelimits.quota.usage import access
+from ratelimits.usage.counting import access
 
 if TYPE_CHECKING:
     # Only `.ci/requirements.txt` has it, and pytest also imports the tests that it deselects.

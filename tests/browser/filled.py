@@ -12,25 +12,17 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from project.models import ApiKey
-from ratelimits import engine, tasks
+from ratelimits import engine
 from ratelimits.algorithms.limits import Limit, TokenBucket
+from ratelimits.billing import tasks as billing_tasks
+from ratelimits.billing.models import PlanPrice, Report
 from ratelimits.identity import Identity
-from ratelimits.models import (
-    Access,
-    Account,
-    ConfigVersion,
-    KeyOverride,
-    Plan,
-    PlanInclusion,
-    PlanMembership,
-    PlanPrice,
-    QuarantinedBatch,
-    Report,
-    Rule,
-)
+from ratelimits.models import Access, Account, ConfigVersion, KeyOverride, Plan, PlanInclusion, PlanMembership, Rule
 from ratelimits.models.history import because
 from ratelimits.quota import checking
 from ratelimits.status.operating import reset
+from ratelimits.usage import tasks
+from ratelimits.usage.models import QuarantinedBatch
 from tests.support.rows import rule
 
 #: Numbers of µs.
@@ -74,7 +66,7 @@ def fill() -> Filled:
         checking.check(Identity(api_key=key, account=f"account:{account}"))
     tasks.seal()
     tasks.drain()
-    tasks.finalise()
+    billing_tasks.finalise()
     # Usage that arrives later than the closing: a complete period that is still open.
     _usage([("api_key:99", "initech")], requests, burst, now=_now() - 40 * _DAY, times=30)
     tasks.seal()

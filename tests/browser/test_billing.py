@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ratelimits.models import Report
+from ratelimits.billing.models import Report
 from tests.support.reports.invoices import account, spend
 from tests.support.usage.traffic import flow
 
@@ -39,7 +39,7 @@ def test_an_open_period_is_finalised_after_a_preview_and_exported(admin_page: Pa
     page.get_by_text("1 report was finalised").wait_for()
 
     report = Report.objects.get()
-    page.goto(f"/admin/ratelimits/report/{report.pk}/change/")
+    page.goto(f"/admin/ratelimits_billing/report/{report.pk}/change/")
     with page.expect_download() as download:
         page.get_by_role("link", name="CSV", exact=True).click()
     (line,) = csv.DictReader(download.value.path().read_text().splitlines())

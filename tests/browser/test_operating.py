@@ -124,8 +124,8 @@ def test_who_may_not_change_a_thing_sees_no_button_for_it(open_page: OpenPage, c
         "/admin/ratelimits/access/": ("Add block or allow", "Reset a key", "Give more"),
         "/admin/ratelimits/rule/": ("Add rule",),
         "/admin/ratelimits/planmembership/": ("Import a CSV file", "Add plan membership"),
-        "/admin/ratelimits/report/open/": ("Close by force",),
-        "/admin/ratelimits/shadow/": ("Enforce now",),
+        "/admin/ratelimits_billing/report/open/": ("Close by force",),
+        "/admin/ratelimits_usage/shadow/": ("Enforce now",),
         "/admin/ratelimits/change/": ("Undo",),
     }.items():
         response = page.goto(address)

@@ -12,15 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.contrib.auth.models import Permission, User
 
-from ratelimits.models import (
-    Access,
-    Adjustment,
-    KeyReset,
-    PlanMembership,
-    QuarantinedBatch,
-    Report,
-    Rule,
-)
+from ratelimits.billing.models import Adjustment, Report
+from ratelimits.models import Access, KeyReset, PlanMembership, Rule
+from ratelimits.usage.models import QuarantinedBatch
 from tests.browser.conftest import OpenPage, staff
 from tests.support.reports.invoices import account, spend
 from tests.support.rows import rule

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ratelimits import recording
 from ratelimits.identity import Identity
 from ratelimits.models import Rule
 from ratelimits.quota.checking import check
+from ratelimits.usage import recording
 from tests.browser.conftest import OpenPage, staff
 from tests.support.rows import rule
 from tests.support.usage.traffic import flow

@@ -8,9 +8,10 @@ import pytest
 from django.contrib.auth.models import User
 from django.urls import reverse
 
-from ratelimits.models import Adjustment, DurabilityGap, Line, PeriodUsage, Report, ReportLine, ShardState
+from ratelimits.billing.models import Adjustment, Report, ReportLine
+from ratelimits.billing.reports.closing.close import home_shard
 from ratelimits.moments import moment
-from ratelimits.reports.closing.close import home_shard
+from ratelimits.usage.models import DurabilityGap, Line, PeriodUsage, ShardState
 from tests.browser.conftest import OpenPage, staff
 from tests.support.reports.invoices import account, close, spend
 from tests.support.rows import rule
@@ -62,8 +63,8 @@ def month() -> None:
 def test_lists_fit_1280_pixels(open_page: OpenPage) -> None:
     page = open_page(staff(), viewport={"width": 1280, "height": 900})
     wide = {}
-    urls = [reverse(f"admin:ratelimits_{model._meta.model_name}_changelist") for model in _LISTS]
-    for url in [*urls, reverse("admin:ratelimits_report_open")]:
+    urls = [reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist") for model in _LISTS]
+    for url in [*urls, reverse("admin:ratelimits_billing_report_open")]:
         page.goto(url)
         assert page.locator("table tbody tr").count(), url
         beyond = page.evaluate(_BEYOND)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from django.db.models import Sum
 
-from ratelimits.models import DurabilityGap, Line, ProcessTotal
-from ratelimits.quota.usage import process_totals
+from ratelimits.usage.counting import process_totals
+from ratelimits.usage.models import DurabilityGap, Line, ProcessTotal
 from tests.chaos.load import TIGHT, Load, Request
 from tests.chaos.row import Row
 from tests.support.usage.traffic import flow

@@ -18,7 +18,7 @@ def main() -> None:
     django.setup()
     from django.db import close_old_connections
 
-    from ratelimits import tasks
+    from ratelimits.usage import tasks
 
     while True:
         os.write(1, b"begins\n")

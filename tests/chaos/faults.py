@@ -27,8 +27,8 @@ from ratelimits.models import ConfigVersion, Rule
 from ratelimits.quota import checking
 from ratelimits.quota.refusals.deny_cache import send
 from ratelimits.rules.query_thread import PATIENCE
-from ratelimits.usage.drain import drain
-from ratelimits.usage.seal import seal
+from ratelimits.usage.ledger.drain import drain
+from ratelimits.usage.ledger.seal import seal
 from tests.chaos.clocks import Clock
 from tests.chaos.compared import STEP
 from tests.chaos.load import FLOOD, TIMEOUT, Load, request_of

@@ -13,7 +13,7 @@ from django_redis.pool import ConnectionFactory
 
 from ratelimits.engine.call import shard
 from ratelimits.engine.server import current_server
-from ratelimits.quota.usage import process_totals
+from ratelimits.usage.counting import process_totals
 from tests.chaos.compared import row_of
 from tests.chaos.load import CALLERS, Load
 from tests.chaos.row import Row

@@ -12,7 +12,7 @@ from django.db import connection
 from django.test import override_settings
 
 from ratelimits.embedded import EmbeddedServer
-from ratelimits.quota.usage import process_totals
+from ratelimits.usage.counting import process_totals
 from tests.chaos.clocks import Clock, started_with
 from tests.chaos.compared import row_of
 from tests.chaos.faults import FAULTS, Fault, Place

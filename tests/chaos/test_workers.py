@@ -23,10 +23,10 @@ from django.utils import timezone
 
 from ratelimits.conf import conf
 from ratelimits.embedded import EmbeddedServer
-from ratelimits.models import TaskRun
-from ratelimits.quota.usage import process_totals
 from ratelimits.status.fact import Level
 from ratelimits.status.facts import facts
+from ratelimits.usage.counting import process_totals
+from ratelimits.usage.models import TaskRun
 from tests.chaos.compared import row_of
 from tests.chaos.load import Load
 from tests.chaos.row import Row

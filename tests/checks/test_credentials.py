@@ -20,6 +20,7 @@ from rest_framework_simplejwt.authentication import JWTAuthentication
 
 from ratelimits.decorators import limited
 from tests.support.fresh import Project
+from tests.support.own_apps import OWN
 from tests.support.servers import TestServers
 
 PACKAGES = {
@@ -151,7 +152,13 @@ def test_installed_apps_show_what_is_used(tmp_path: Path, servers: TestServers) 
     project = Project(tmp_path, servers)
     contrib = [f"django.contrib.{name}" for name in ("auth", "contenttypes")]
     packages = ["knox", "rest_framework_api_key", "rest_framework_simplejwt.token_blacklist"]
-    project.settings["INSTALLED_APPS"] = [*contrib, "rest_framework", *packages, "simple_history", "ratelimits"]
+    project.settings["INSTALLED_APPS"] = [
+        *contrib,
+        "rest_framework",
+        *packages,
+        "simple_history",
+        *OWN,
+    ]
     project.write("shop/callers.py", "def key_of(request):\n    return None\n")
     first, second = project.python(CHECK).splitlines()
     assert first.startswith("None ratelimits.W006 The project uses djangorestframework-simplejwt and django-rest-knox.")

@@ -13,6 +13,7 @@ from django.test import override_settings
 from ratelimits.checks.settings import check_settings
 from ratelimits.conf import DEFAULTS, conf
 from tests.support.fresh import Project
+from tests.support.own_apps import OWN
 from tests.support.servers import TestServers
 
 WRONG: list[Any] = [
@@ -47,7 +48,7 @@ from rest_framework.views import APIView
 
 import ratelimits.ninja
 import ratelimits.outbound.celery
-import ratelimits.tasks
+import ratelimits.usage.tasks
 from ratelimits.decorators import limited
 from ratelimits.telemetry.views import metrics
 from ratelimits.throttling import QuotaThrottle
@@ -67,8 +68,8 @@ def page(request, pk):
 
 urlpatterns = [
     path("admin/", admin.site.urls),
-    path("usage/", include("ratelimits.api.urls")),
-    path("usage/", include("ratelimits.api.reports.urls")),
+    path("usage/", include("ratelimits.usage.api.urls")),
+    path("usage/", include("ratelimits.billing.api.urls")),
     path("metrics/", metrics),
     path("search/", Search.as_view()),
     path("pages/<pk>/", page),
@@ -94,7 +95,13 @@ def site(folder: Path, servers: TestServers, own: Any) -> Project:
     engine = "django.template.backends.django.DjangoTemplates"
     templates = {"BACKEND": engine, "APP_DIRS": True, "OPTIONS": {"context_processors": processors}}
     project.settings |= {
-        "INSTALLED_APPS": [*CONTRIB, "rest_framework", "simple_history", "ratelimits", "shop"],
+        "INSTALLED_APPS": [
+            *CONTRIB,
+            "rest_framework",
+            "simple_history",
+            *OWN,
+            "shop",
+        ],
         "MIDDLEWARE": MIDDLEWARE,
         "TEMPLATES": [templates],
         "ROOT_URLCONF": "site_urls",

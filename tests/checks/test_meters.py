@@ -9,8 +9,9 @@ from django.core import checks
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
+from ratelimits.billing.models import PlanPrice
 from ratelimits.decorators import limited
-from ratelimits.models import Plan, PlanInclusion, PlanPrice
+from ratelimits.models import Plan, PlanInclusion
 from ratelimits.quota.meters import MAX_FURTHER
 from tests.support.rows import rule
 

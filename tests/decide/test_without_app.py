@@ -147,7 +147,7 @@ def test_what_needs_rules_or_usage_says_that_the_app_is_missing(tmp_path: Path) 
             ("quota.checking", "check"),
             ("outbound", "permits"),
             ("testing", "override_rules"),
-            ("api", "urls"),
+            ("usage.api", "urls"),
         ):
             try:
                 exec(f"from ratelimits.{module} import {name}")
@@ -155,7 +155,7 @@ def test_what_needs_rules_or_usage_says_that_the_app_is_missing(tmp_path: Path) 
                 print(f"{module} {type(error).__name__}: {error}")
     """
     printed = script(tmp_path, text, settings_of(NOWHERE)).splitlines()
-    rooms = ["throttling", "middleware", "decorators", "models", "quota.checking", "outbound", "testing", "api"]
+    rooms = ["throttling", "middleware", "decorators", "models", "quota.checking", "outbound", "testing", "usage.api"]
     assert [line.partition(":")[0].split()[0] for line in printed if APP_IS_MISSING in line] == rooms
 
 

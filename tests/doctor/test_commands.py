@@ -18,9 +18,9 @@ from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.ages import IDLE
 from ratelimits.simulate import clean
 from ratelimits.status.redis_state import read_redis
-from ratelimits.usage.drain import drain
-from ratelimits.usage.verify.watermarks import verify_watermarks
-from ratelimits.usage.watermark import completeness
+from ratelimits.usage.ledger.drain import drain
+from ratelimits.usage.ledger.verify.watermarks import verify_watermarks
+from ratelimits.usage.ledger.watermark import completeness
 from tests.doctor.restrictions import ALL, USER, connected, user
 from tests.end_to_end.test_redis_keys import rarer
 from tests.end_to_end.test_topologies import documented_rights, everything

@@ -17,8 +17,8 @@ from ratelimits.doctor.errors import Who, of_connection, who_asks
 from ratelimits.doctor.findings import Part, ServerFinding
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.server import current_server
-from ratelimits.models import Line
 from ratelimits.status.redis_state import RedisReading
+from ratelimits.usage.models import Line
 from tests.doctor.restrictions import ACLS, ALL, PASSWORD, SETTINGS, USER, connected, settings_of_server, user
 from tests.support.engine.memory import NEAR, use_share
 from tests.support.engine.proxy import Proxy

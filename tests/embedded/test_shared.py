@@ -35,7 +35,7 @@ app.autodiscover_tasks()
 
 @app.on_after_finalize.connect
 def add_usage_tasks(sender, **kwargs):
-    from ratelimits.tasks import beat_schedule
+    from ratelimits.usage.tasks import beat_schedule
 
     sender.conf.beat_schedule |= beat_schedule()
 """
@@ -66,7 +66,7 @@ print(answer.allowed, answer.decision is not None)
 _COUNTED = """\
 import time
 
-from ratelimits.models import Line
+from ratelimits.usage.models import Line
 
 end = time.monotonic() + 60
 while not Line.objects.exists() and time.monotonic() < end:
@@ -84,11 +84,13 @@ def made(tmp_path_factory: pytest.TempPathFactory, servers: TestServers) -> Proj
         "DEBUG": True,
         "ALLOWED_HOSTS": ["*"],
         "INSTALLED_APPS": [
-            "django.contrib.auth", "django.contrib.contenttypes", "rest_framework", "simple_history", "ratelimits",
-            "shop", "django.contrib.staticfiles",
+            "django.contrib.auth", "django.contrib.contenttypes", "rest_framework", "simple_history",
+            "ratelimits", "ratelimits.usage", "ratelimits.billing", "shop", "django.contrib.staticfiles",
         ],
         "STATIC_URL": "static/",
-        "MIGRATION_MODULES": dict.fromkeys(("auth", "contenttypes", "ratelimits")),
+        "MIGRATION_MODULES": dict.fromkeys(
+            ("auth", "contenttypes", "ratelimits", "ratelimits_usage", "ratelimits_billing")
+        ),
     }  # fmt: skip
     made.settings["DATABASES"]["default"]["TEST"] = {"MIGRATE": False}
     made.create_database("default")

@@ -57,19 +57,20 @@ from ratelimits.engine.transport.ages import IDLE, LIFETIME, LIFETIME_OF_CREDENT
 from ratelimits.engine.transport.breaker import FAILURES
 from ratelimits.engine.transport.multiplexed import Multiplexed
 from ratelimits.engine.transport.probing import prober
-from ratelimits.erasure.everywhere import erase_everywhere
 from ratelimits.identity import Identity
-from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch, Rule
-from ratelimits.models.ledger.gaps import GapKind, of_shard
+from ratelimits.models import Rule
 from ratelimits.outbound import WaitTooLong, permits
 from ratelimits.quota import checking
 from ratelimits.quota.prefetch import spending
 from ratelimits.quota.refusals.deny_cache import DenyCache, send
 from ratelimits.simulate.trial import try_rule
 from ratelimits.throttling import UserRateThrottle
-from ratelimits.usage import process_totals
-from ratelimits.usage.drain import drain
-from ratelimits.usage.seal import seal
+from ratelimits.usage.erasure.everywhere import erase_everywhere
+from ratelimits.usage.ledger import process_totals
+from ratelimits.usage.ledger.drain import drain
+from ratelimits.usage.ledger.seal import seal
+from ratelimits.usage.models import Batch, DurabilityGap, Line, QuarantinedBatch
+from ratelimits.usage.models.gaps import GapKind, of_shard
 from tests.doctor.restrictions import connected
 from tests.support.cluster import NODES, Cluster, wait_until_loaded
 from tests.support.customers import present

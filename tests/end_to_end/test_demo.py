@@ -168,9 +168,14 @@ def test_the_demo_keeps_running_with_no_difference_and_fails_when_the_ledger_los
     folder = Path(demo_environment["DEMO_DATA_DIR"])
     with closing(sqlite3.connect(folder / "db.sqlite3")) as database:
         assert database.execute("SELECT count(*) FROM ratelimits_rule WHERE calendar_unit = 'day'").fetchone() == (1,)
-        assert database.execute("SELECT count(*), min(account) FROM ratelimits_report").fetchone() == (1, "initech")
-        assert database.execute("SELECT sum(overage_quantity) > 0 FROM ratelimits_reportline").fetchone() == (1,)
-        assert database.execute("SELECT count(*) FROM ratelimits_planprice").fetchone() == (1,)
+        assert database.execute("SELECT count(*), min(account) FROM ratelimits_billing_report").fetchone() == (
+            1,
+            "initech",
+        )
+        assert database.execute("SELECT sum(overage_quantity) > 0 FROM ratelimits_billing_reportline").fetchone() == (
+            1,
+        )
+        assert database.execute("SELECT count(*) FROM ratelimits_billing_planprice").fetchone() == (1,)
     # Its worker dies, as Celery's does if its broker is killed. The demo goes on, with another worker.
     dead = worker_of(demo)
     os.killpg(dead.pid, signal.SIGKILL)
@@ -180,10 +185,11 @@ def test_the_demo_keeps_running_with_no_difference_and_fails_when_the_ledger_los
     end(demo, ctrl_c)
 
     with closing(sqlite3.connect(Path(demo_environment["DEMO_DATA_DIR"]) / "db.sqlite3")) as database:
-        ((last,),) = database.execute("SELECT max(id) FROM ratelimits_line")
+        ((last,),) = database.execute("SELECT max(id) FROM ratelimits_usage_line")
         database.execute(
-            f"CREATE TRIGGER lose AFTER INSERT ON ratelimits_line WHEN (SELECT count(*) FROM ratelimits_line"
-            f" WHERE id > {last}) = 1 BEGIN DELETE FROM ratelimits_line WHERE id = NEW.id; END"
+            "CREATE TRIGGER lose AFTER INSERT ON ratelimits_usage_line"
+            f" WHEN (SELECT count(*) FROM ratelimits_usage_line WHERE id > {last}) = 1"
+            " BEGIN DELETE FROM ratelimits_usage_line WHERE id = NEW.id; END"
         )
     status, printed = run_once(demo_environment)
     assert status == 1, printed

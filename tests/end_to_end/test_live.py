@@ -6,7 +6,7 @@ import subprocess
 
 from project.demo import compare, seed
 from project.demo.traffic import Client, ClientCounts, Traffic
-from ratelimits.models import Line
+from ratelimits.usage.models import Line
 
 
 def send(port: int, keys: list[seed.IssuedKey]) -> dict[str, ClientCounts]:

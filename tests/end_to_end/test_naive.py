@@ -36,7 +36,9 @@ from django.urls import reverse
 from django.utils import timezone
 
 from ratelimits import checks
+from ratelimits.billing.models import *
 from ratelimits.models import *
+from ratelimits.usage.models import *
 from ratelimits.rules.grants import grant
 from tests.support.reports.invoices import account, close, spend
 
@@ -102,10 +104,11 @@ User.objects.create_superuser("root", password="x")
 assert client.login(username="root", password="x")
 visited = 0
 for model, page in admin.site._registry.items():
-    names = {str(pattern.name) for pattern in page.get_urls()} if model._meta.app_label == "ratelimits" else set()
+    own = model._meta.app_label.startswith("ratelimits")
+    names = {str(pattern.name) for pattern in page.get_urls()} if own else set()
     row = model._default_manager.first() if names else None
     for name in sorted(names):
-        kind = name.removeprefix(f"ratelimits_{model._meta.model_name}_")
+        kind = name.removeprefix(f"{model._meta.app_label}_{model._meta.model_name}_")
         if kind in ("changelist", "open") or (kind in ("change", "history") and row is not None):
             url = reverse(f"admin:{name}", args=[] if kind in ("changelist", "open") else [row.pk])
         elif kind == "add" and model in (Access, Account, Adjustment, KeyOverride, PlanMembership, Rule):

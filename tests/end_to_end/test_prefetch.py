@@ -6,10 +6,10 @@ import pytest
 from django.db.models import Sum
 
 from ratelimits.engine.server import current_server
-from ratelimits.models import DurabilityGap, Line, ProcessTotal
-from ratelimits.usage.drain import drain
-from ratelimits.usage.process_totals import declare_unreported
-from ratelimits.usage.seal import seal
+from ratelimits.usage.ledger.drain import drain
+from ratelimits.usage.ledger.process_totals import declare_unreported
+from ratelimits.usage.ledger.seal import seal
+from ratelimits.usage.models import DurabilityGap, Line, ProcessTotal
 from tests.support.rows import rule
 from tests.support.siblings import siblings
 

@@ -16,18 +16,18 @@ from django.test import override_settings
 from redis.exceptions import ResponseError
 
 from ratelimits import engine
+from ratelimits.billing.reports.gaps import describe
+from ratelimits.billing.reports.verify.printed import verify_printed
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.publish import publish_version
 from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.run import UNREADABLE, read_run
-from ratelimits.models import Batch, DurabilityGap, Line
-from ratelimits.reports.gaps import describe
-from ratelimits.reports.verify.printed import verify_printed
 from ratelimits.simulate.trial import try_rule
 from ratelimits.status.fact import Level
 from ratelimits.status.facts import facts
 from ratelimits.status.redis_state import RedisReading
-from ratelimits.usage.fence import NotFencedError
+from ratelimits.usage.ledger.fence import NotFencedError
+from ratelimits.usage.models import Batch, DurabilityGap, Line
 from tests.support.engine.asking import NOW, limit
 from tests.support.engine.proxy import Proxy
 from tests.support.eventually import until
@@ -153,7 +153,7 @@ def test_a_right_of_the_fence_is_taken_away_while_the_worker_runs(
 ) -> None:
     """Nothing is written to the ledger until the right is back. Then all of it is, once."""
     if fence == "waitaof" and servers.redis_kind == "redis6":
-        return  # it has no WAITAOF: tests/usage/test_fence.py
+        return  # it has no WAITAOF: tests/usage/ledger/test_fence.py
     rule("monthly", bills=True)
     words = (command, f"ACL SETUSER {USER} +{command.lower().replace(' ', '|')}", f"['FENCE'] is \"{fence}\"")
     with override_settings(RATELIMITS={**settings.RATELIMITS, "FENCE": fence}), restricted(redis_client, redis_url):

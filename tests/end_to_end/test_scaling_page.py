@@ -17,7 +17,7 @@ from ratelimits import engine
 from ratelimits.conf import conf
 from ratelimits.engine.cluster.wire import ClusterWire
 from ratelimits.engine.server import current_server
-from ratelimits.models import Line
+from ratelimits.usage.models import Line
 from tests.support.cluster import Cluster
 from tests.support.engine.asking import limit, usage
 from tests.support.sentinel import Watched

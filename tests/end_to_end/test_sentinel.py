@@ -18,8 +18,8 @@ from ratelimits.doctor.diagnosis import diagnose
 from ratelimits.engine import NotSent, Unanswered
 from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.ages import IDLE, LIFETIME
-from ratelimits.models import Batch, DurabilityGap, Line
-from ratelimits.models.ledger.gaps import GapKind, of_shard
+from ratelimits.usage.models import Batch, DurabilityGap, Line
+from ratelimits.usage.models.gaps import GapKind, of_shard
 from tests.support.engine.asking import KEYS, home, limit, usage
 from tests.support.engine.proxy import Proxy
 from tests.support.engine.rotating import Callers, Provider, Streaming, Users

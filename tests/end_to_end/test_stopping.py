@@ -21,7 +21,7 @@ from django.db.models import Sum
 from project.celery import app
 from project.demo import processes
 from project.models import ApiKey
-from ratelimits.models import DurabilityGap, ProcessTotal
+from ratelimits.usage.models import DurabilityGap, ProcessTotal
 from tests.support.engine.proxy import Proxy
 from tests.support.eventually import until
 from tests.support.forked import Forked, popen_for
@@ -194,7 +194,7 @@ HOLDS_PERMITS = """
 import sys, time, django
 django.setup()
 from ratelimits.quota import checking as quota
-from ratelimits.quota.usage import process_totals
+from ratelimits.usage.counting import process_totals
 from ratelimits.identity import Identity
 for user in range(50):
     for _ in range(2):

@@ -24,7 +24,7 @@ from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.call import shard
 from ratelimits.engine.server import breaker, current_server
 from ratelimits.identity import Identity
-from ratelimits.models import Line, Rule
+from ratelimits.models import Rule
 from ratelimits.outbound import permits
 from ratelimits.quota import checking, from_memory
 from ratelimits.quota.receipts import refund, settle
@@ -32,6 +32,7 @@ from ratelimits.simulate.trial import try_rule
 from ratelimits.status import operating
 from ratelimits.status.fact import Level
 from ratelimits.status.facts import facts
+from ratelimits.usage.models import Line
 from tests.support.engine.asking import limit
 from tests.support.engine.proxy import Proxy
 from tests.support.engine.tls import TlsServer

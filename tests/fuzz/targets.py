@@ -22,17 +22,17 @@ from ratelimits import as_code
 from ratelimits.addresses.proxies import address_of
 from ratelimits.algorithms import typed_numbers, typed_rates
 from ratelimits.algorithms.calendar import parse_anchor
-from ratelimits.api.serializers import UsageQuery, cursor
-from ratelimits.api.windows import PagePosition
+from ratelimits.billing.pricing import tiers
+from ratelimits.billing.reports.verify import manifest, manifest_sections
 from ratelimits.models import Account, KeyOverride, PlanMembership
 from ratelimits.models.access import targets
 from ratelimits.models.fields.scopes import names_in
-from ratelimits.pricing import tiers
-from ratelimits.reports.verify import manifest, manifest_sections
 from ratelimits.row_files.tables import TABLES, BadFileError, read
 from ratelimits.simulate.lines import Reader, decode_json, json_lines, read_rules
-from ratelimits.usage.packet import Unreadable, packet, unescaped, values
-from ratelimits.usage.retention import archive
+from ratelimits.usage.api.serializers import UsageQuery, cursor
+from ratelimits.usage.api.windows import PagePosition
+from ratelimits.usage.ledger.packet import Unreadable, packet, unescaped, values
+from ratelimits.usage.ledger.retention import archive
 from tests.support.servers import memory_folder
 
 _RULE = {"algorithm": "token_bucket", "capacity": 10, "rate": "5", "period": 1}

@@ -35,11 +35,11 @@ from ratelimits.models import Access
 from ratelimits.models.keys import key_name
 from ratelimits.outbound import WaitTooLong, permits
 from ratelimits.quota import checking
-from ratelimits.quota.usage import process_totals
 from ratelimits.status.fact import Fact, Level
 from ratelimits.status.facts import facts
 from ratelimits.status.operating import reset
 from ratelimits.throttling import QuotaThrottle
+from ratelimits.usage.counting import process_totals
 from tests.identity.conftest import Device, Team, request, token_user
 from tests.support.below import SITE
 from tests.support.entry_points import counted

@@ -19,16 +19,17 @@ from django.test import Client, RequestFactory
 from django.utils.functional import SimpleLazyObject
 from hypothesis import HealthCheck, example, given, settings
 
+from ratelimits.billing.reports.exports import FORMATS
 from ratelimits.files import neutral
 from ratelimits.identity import Identity, identify, name_of
-from ratelimits.models import Access, Account, KeyOverride, KeyTotal, Line, Plan, PlanMembership
+from ratelimits.models import Access, Account, KeyOverride, Plan, PlanMembership
 from ratelimits.outbound import permits
 from ratelimits.quota import checking
-from ratelimits.reports.exports import FORMATS
 from ratelimits.row_files.comparing import LineState
 from ratelimits.row_files.tables import TABLES, lines, read
 from ratelimits.status.keys import known_keys
 from ratelimits.status.operating import NO_ACCOUNT, identity_of, reset
+from ratelimits.usage.models import KeyTotal, Line
 from tests.identity.conftest import Team, request
 from tests.row_files.test_importing import imported
 from tests.support.reports.invoices import close, spend

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.fresh import ROOT, Project
+from tests.support.own_apps import OWN
 from tests.support.servers import TestServers
 
 #: The tests make tables without migrations. Nothing of this repository's own test session is loaded.
@@ -19,7 +20,14 @@ def run(folder: Path, servers: TestServers, recipes: str, *apps: str) -> str:
     project = Project(folder, servers)
     contrib = [f"django.contrib.{name}" for name in ("auth", "contenttypes", "sessions")]
     project.settings |= {
-        "INSTALLED_APPS": [*contrib, "rest_framework", *apps, "simple_history", "ratelimits", "tests.identity.shop"],
+        "INSTALLED_APPS": [
+            *contrib,
+            "rest_framework",
+            *apps,
+            "simple_history",
+            *OWN,
+            "tests.identity.shop",
+        ],
         "REST_FRAMEWORK": {"DEFAULT_THROTTLE_CLASSES": ["ratelimits.throttling.QuotaThrottle"], "NUM_PROXIES": 0},
         "ALLOWED_HOSTS": ["testserver"],
         "SECRET_KEY": "a key that is long enough for a JWT",

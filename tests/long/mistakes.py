@@ -23,8 +23,10 @@ class Fault(NamedTuple):
 
     @property
     def room(self) -> str:
-        """Return the package or module of ratelimits/ with the mistake."""
-        return self.file.partition("/")[0].removesuffix(".py")
+        """Return the package or module of an app with the mistake."""
+        app, _slash, inner = self.file.partition("/")
+        room = inner if app in ("usage", "billing") else self.file
+        return room.partition("/")[0].removesuffix(".py")
 
 
 FAULTS = (
@@ -37,8 +39,8 @@ FAULTS = (
     ),
     Fault(
         "the query of a webhook's URL is left out",
-        "posting.py",
-        "test_posting.py",
+        "usage/posting.py",
+        "usage/test_posting.py",
         '(f"?{parts.query}" if parts.query else "")',
         '""',
     ),
@@ -101,7 +103,7 @@ FAULTS = (
     Fault(
         "a new incarnation does not say which batch it follows",
         "lua/batch.lua",
-        "usage",
+        "usage/ledger",
         "if incarnation and seq then last_before",
         "if false then last_before",
     ),
@@ -142,57 +144,57 @@ FAULTS = (
     ),
     Fault(
         "a batch's digest does not cover the run that sealed it",
-        "usage/packet.py",
-        "usage",
+        "usage/ledger/packet.py",
+        "usage/ledger",
         "        batch.sealed_run,\n",
         "",
     ),
     Fault(
         "shares of included quantities are rounded down",
-        "reports/included.py",
-        "reports",
+        "billing/reports/included.py",
+        "billing/reports",
         "int(total + Fraction(1, 2))",
         "int(total)",
     ),
     Fault(
         "half a cent is always rounded up",
-        "pricing/money.py",
-        "pricing",
+        "money.py",
+        "billing/pricing",
         "rounding=ROUND_HALF_EVEN",
         'rounding="ROUND_HALF_UP"',
     ),
     Fault(
         "a line that was certainly not accepted can be settled as accepted",
-        "push/settle.py",
-        "push",
+        "billing/push/settle.py",
+        "billing/push",
         "decision == Settlement.ACCEPTED and row.state != State.UNSURE",
         "decision == Settlement.ACCEPTED and row.state == State.SKIPPED",
     ),
     Fault(
         "the first pause of a failed alert is twice as long",
-        "alerts/deliver.py",
-        "alerts",
+        "usage/alerts/deliver.py",
+        "usage/alerts",
         "2 ** (attempts - 1)",
         "2**attempts",
     ),
     Fault(
         "who resolved a quarantined batch is not in the admin's log",
-        "admin/quarantine.py",
+        "usage/admin/quarantine.py",
         "admin",
         "            self.log_change(request, quarantined, resolution)\n",
         "",
     ),
     Fault(
         "rules of other scopes limit the API of the app itself",
-        "api/views.py",
-        "api",
+        "usage/api/views.py",
+        "usage/api",
         "if rule.rule in rows and rows[rule.rule].scope == scope)",
         "if rule.rule in rows)",
     ),
     Fault(
         "refusals in several meters are added up",
-        "status/refusals.py",
-        "status",
+        "usage/status/refusals.py",
+        "usage/status",
         "max(largest.get(subject, 0), denied)",
         "largest.get(subject, 0) + denied",
     ),
@@ -226,8 +228,8 @@ FAULTS = (
     ),
     Fault(
         "requests that could not be recorded are forgotten after a second failure",
-        "recording.py",
-        "test_recording.py",
+        "usage/recording.py",
+        "usage/test_recording.py",
         "_leave_out(left_out + len(requests))",
         "_leave_out(len(requests))",
     ),
@@ -283,7 +285,7 @@ FAULTS = (
     Fault(
         "terms of reports are not verified",
         "verification.py",
-        "reports/verify",
+        "billing/reports/verify",
         'yield "the terms of reports", verify_terms(using, checked)',
         "pass",
     ),

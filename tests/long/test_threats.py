@@ -11,7 +11,7 @@ import pytest
 from tests.answers.test_headers import test_a_name_is_a_quoted_string as names_are_quoted
 from tests.long.planting import ROOT
 from tests.long.threats import DEFENCES, Defence, named_on_the_page, taken_out, without
-from tests.test_posting import test_an_address_of_a_private_network_is_not_public as private_is_not_public
+from tests.usage.test_posting import test_an_address_of_a_private_network_is_not_public as private_is_not_public
 
 
 def shown(defence: Defence) -> str:

@@ -8,9 +8,9 @@ import pytest
 import redis
 from django.core.management import CommandError, call_command
 
-from ratelimits.usage import drain as draining
-from ratelimits.usage.apply import BatchOutcome
-from ratelimits.usage.drain import DrainResult
+from ratelimits.usage.ledger import drain as draining
+from ratelimits.usage.ledger.apply import BatchOutcome
+from ratelimits.usage.ledger.drain import DrainResult
 from tests.support.entry_points import away
 from tests.support.restricted import restricted
 from tests.support.usage.traffic import use

@@ -13,15 +13,18 @@ from django.core.management.base import BaseCommand
 from django.db import DatabaseError, connection, transaction
 from django.db.models import Model
 
+from ratelimits.billing.models import Report
 from ratelimits.management.help import ExplainedCommand
-from ratelimits.models import Report, Rule
+from ratelimits.models import Rule
 from ratelimits.models.versions import ConfigVersion
+from tests.support.own_apps import OWN
 
-NAMES = sorted(name for name, app in get_commands().items() if app == "ratelimits")
+APPS = {name: app for name, app in get_commands().items() if app in OWN}
+NAMES = sorted(APPS)
 
 
 def command(name: str) -> ExplainedCommand:
-    found = load_command_class("ratelimits", name)
+    found = load_command_class(APPS[name], name)
     assert isinstance(found, ExplainedCommand)
     return found
 

@@ -10,9 +10,10 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 
-from ratelimits.customers.planning import next_quarter
-from ratelimits.models import Adjustment, Customer, Move, Name
+from ratelimits.billing.models import Adjustment
+from ratelimits.models import Customer, Move, Name
 from ratelimits.models.customers import make_missing
+from ratelimits.usage.customers.planning import next_quarter
 from tests.support.customers import present
 from tests.support.reports.invoices import account, close, spend
 from tests.support.usage.traffic import at, flow

@@ -17,9 +17,10 @@ from django.core.management.color import no_style
 
 from ratelimits.as_code import dump, to_text
 from ratelimits.management.progress import shown
-from ratelimits.models import Rule, ShardState
+from ratelimits.models import Rule
 from ratelimits.progress import Progress
-from ratelimits.usage.seal import seal
+from ratelimits.usage.ledger.seal import seal
+from ratelimits.usage.models import ShardState
 from tests.support.reports.invoices import account, spend
 from tests.support.rows import rule as make_rule
 from tests.support.terminal import BAR, Terminal, on_a_terminal, plain, stages

@@ -5,17 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.apps import apps
 from django.contrib import admin
 from django.core.exceptions import ValidationError
 from django.db import models
 
-from ratelimits.models import Adjustment, AlertChannel, KeyOverride, PlanMembership, Rule
+from ratelimits.billing.models import Adjustment
+from ratelimits.models import KeyOverride, PlanMembership, Rule
+from ratelimits.usage.models import AlertChannel
+from tests.support.own_apps import own_models
 from tests.support.rows import rule, unsaved
 
 pytestmark = pytest.mark.django_db
 
-MODELS = list(apps.get_app_config("ratelimits").get_models())
+MODELS = own_models()
 CONSTRAINTS = [(model, each) for model in MODELS for each in model._meta.constraints]
 #: Models that people edit; only workers write the other tables.
 TYPED = {

@@ -10,13 +10,15 @@ from django.apps import apps
 from django.core.management.commands.shell import Command
 from django.utils.module_loading import import_string
 
-from ratelimits.models import Account, PlanMembership, PlanPrice, Rule
+from ratelimits.billing.models import PlanPrice
+from ratelimits.models import Account, PlanMembership, Rule
 from ratelimits.models.accounts import plan_parts
 from ratelimits.models.versioned import versioned_models
+from tests.support.own_apps import own_models
 
 
 def test_each_model_is_found_where_it_says() -> None:
-    models = list(apps.get_app_config("ratelimits").get_models())
+    models = own_models()
     assert Rule.history.model in models
     for model in models:
         assert import_string(f"{model.__module__}.{model.__name__}") is model

@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.apps import apps
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.db import models
@@ -15,33 +14,23 @@ from django.db.models import QuerySet
 from django.test import Client
 from django.utils import timezone
 
-from ratelimits import recording
-from ratelimits.alerts.evaluate import evaluate
+from ratelimits.billing.models import Adjustment, PlanPrice, ReportLine
+from ratelimits.billing.reports.exports import FORMATS
 from ratelimits.engine.keys import LONGEST_KEY, LONGEST_NAME, ledger_name
 from ratelimits.identity import Identity
-from ratelimits.models import (
-    Access,
-    Account,
-    Adjustment,
-    AlertChannel,
-    AlertDelivery,
-    KeyOverride,
-    KeyReset,
-    Plan,
-    PlanInclusion,
-    PlanMembership,
-    PlanPrice,
-    ReportLine,
-)
+from ratelimits.models import Access, Account, KeyOverride, KeyReset, Plan, PlanInclusion, PlanMembership
 from ratelimits.models.keys import validate_key
 from ratelimits.quota import checking
-from ratelimits.reports.exports import FORMATS
 from ratelimits.row_files.comparing import LineState
 from ratelimits.row_files.tables import TABLES, lines, read
 from ratelimits.rules.grants import grant
 from ratelimits.status.operating import reset
+from ratelimits.usage import recording
+from ratelimits.usage.alerts.evaluate import evaluate
+from ratelimits.usage.models import AlertChannel, AlertDelivery
 from tests.row_files.test_importing import imported
 from tests.support.entry_points import begin_afresh
+from tests.support.own_apps import own_models
 from tests.support.reports.invoices import close, spend
 from tests.support.reports.priced import amounts, charge, findings, written
 from tests.support.rows import rule
@@ -109,7 +98,7 @@ def test_the_file_of_a_report_has_a_name_that_a_disk_can_store(admin_client: Cli
         spend(on_a_plan(payer) if payer == name else payer, "2026-11-10T12:00")
     files = {}
     for report in close("2026-12-02"):
-        answer = admin_client.get(f"/admin/ratelimits/report/{report.pk}/download/")
+        answer = admin_client.get(f"/admin/ratelimits_billing/report/{report.pk}/download/")
         _before, file, _after = answer["Content-Disposition"].split('"')
         assert len(file.encode()) <= 255
         assert file.endswith(".2026-11.v1.csv")
@@ -230,7 +219,7 @@ def test_a_longer_name_is_refused_where_it_is_written() -> None:
 
 
 def _columns() -> Iterator[tuple[str, models.Field[Any, Any]]]:
-    for model in apps.get_app_config("ratelimits").get_models():
+    for model in own_models():
         for field in model._meta.local_fields:
             if isinstance(field, models.CharField) and field.name != "id":
                 yield f"{model.__name__}.{field.name}", field

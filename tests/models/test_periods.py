@@ -18,11 +18,12 @@ from django.core.exceptions import ValidationError
 from django.db import connection, connections, transaction
 from django.db.models import F, QuerySet
 
-from ratelimits.models import Account, Adjustment, Customer, FrozenPeriod
+from ratelimits.billing.models import Adjustment
+from ratelimits.models import Account, Customer, FrozenPeriod
 from ratelimits.models.accounts.named import named_now
 from ratelimits.models.periods import freeze, timelines_of
 from ratelimits.moments import moment
-from ratelimits.reports.periods import month_in
+from ratelimits.usage.periods import month_in
 from tests.reference.customers import Periods
 from tests.reference.periods import DAY
 from tests.support.eventually import until

@@ -27,7 +27,9 @@ call_command("migrate", run_syncdb=True, verbosity=0)
 """
 _EDITS = """
 from django.db.models.functions import Length
+from ratelimits.billing.models import *
 from ratelimits.models import *
+from ratelimits.usage.models import *
 from ratelimits.models.versions import ConfigVersion, Tombstone
 
 numbers = {"algorithm": "token_bucket", "capacity": 10, "rate": 5, "period": 1}
@@ -74,7 +76,9 @@ def project(tmp_path: Path, servers: TestServers) -> Project:
         readonly = {**default.get("OPTIONS", {}), "options": "-c default_transaction_read_only=on"}
         replica = {**default, "OPTIONS": readonly}
     made.settings |= {
-        "MIGRATION_MODULES": {"auth": None, "contenttypes": None, "ratelimits": None},
+        "MIGRATION_MODULES": dict.fromkeys(
+            ("auth", "contenttypes", "ratelimits", "ratelimits_usage", "ratelimits_billing")
+        ),
         "DATABASES": {"default": default, "replica": replica},
         "DATABASE_ROUTERS": ["shop.routers.Replica"],
     }

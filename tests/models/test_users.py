@@ -9,7 +9,8 @@ from django.contrib.auth.models import User
 from django.db.models import ProtectedError
 from django.utils import timezone
 
-from ratelimits.models import Adjustment, Rule
+from ratelimits.billing.models import Adjustment
+from ratelimits.models import Rule
 from tests.support.rows import unsaved
 
 pytestmark = pytest.mark.django_db

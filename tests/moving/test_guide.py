@@ -204,7 +204,10 @@ def test_the_tutorial_moves_with_four_changed_lines_and_refuses_as_before(
 
     project = Project(tmp_path, servers)
     outputs = []
-    with_app = {"settings.py": new["settings.py"] + 'INSTALLED_APPS += ["simple_history", "ratelimits"]\n'}
+    with_app = {
+        "settings.py": new["settings.py"]
+        + 'INSTALLED_APPS += ["simple_history", "ratelimits", "ratelimits.usage", "ratelimits.billing"]\n'
+    }
     for files, script in ((TUTORIAL, PREPARE + VISIT), (new, VISIT), (with_app, IMPORT)):
         for name, text in files.items():
             project.write(name, text.replace("127.0.0.1:6379", urlsplit(redis_url).netloc))

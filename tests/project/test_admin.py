@@ -14,8 +14,9 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from project.models import ApiKey
-from ratelimits.models import Account, KeyTotal
-from ratelimits.models.status.totals import HOUR
+from ratelimits.models import Account
+from ratelimits.usage.models import KeyTotal
+from ratelimits.usage.models.totals import HOUR
 
 pytestmark = pytest.mark.django_db
 

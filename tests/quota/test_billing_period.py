@@ -13,11 +13,12 @@ from ratelimits import engine, rules
 from ratelimits.answers.answer import Answer
 from ratelimits.engine.clock import clock
 from ratelimits.identity import Identity
-from ratelimits.models import Account, KeyOverride, Rule, ShardState
+from ratelimits.models import Account, KeyOverride, Rule
 from ratelimits.quota import checking, from_memory
 from ratelimits.quota.standings import live_limits, standings
 from ratelimits.rules.loader import Loader
 from ratelimits.status.operating import reset
+from ratelimits.usage.models import ShardState
 from tests.support.entry_points import away, begin_afresh
 from tests.support.raw import RawRedis
 from tests.support.reports.edits import edit_at

@@ -19,8 +19,8 @@ from ratelimits.engine import adecide
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.quota import checking
-from ratelimits.quota.usage import process_totals
 from ratelimits.quota.waiting import acheck_and_wait
+from ratelimits.usage.counting import process_totals
 from tests.support.engine.asking import everything, limit
 from tests.support.engine.memory import NEAR, looking_by_hand, notice
 from tests.support.engine.proxy import Proxy

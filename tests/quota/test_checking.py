@@ -21,7 +21,7 @@ from ratelimits.engine.transport.breaker import FAILURES, PAUSE
 from ratelimits.identity import Identity
 from ratelimits.models import ConfigVersion, KeyOverride, Rule
 from ratelimits.quota import checking, from_memory, prepared
-from ratelimits.quota.usage import process_totals
+from ratelimits.usage.counting import process_totals
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.support.engine.proxy import Proxy
 from tests.support.entry_points import Clock, away, begin_afresh, counted, queries, short_timeout

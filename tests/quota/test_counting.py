@@ -9,25 +9,27 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.test import RequestFactory
 
-from ratelimits import recording, rules
+from ratelimits import rules
 from ratelimits.algorithms.limits import Lasting
 from ratelimits.answers.answer import Answer
-from ratelimits.apps import usage as floor_above
 from ratelimits.embedded import free_port
 from ratelimits.engine import AlreadySettled, Decision, Receipt, refund
 from ratelimits.identity import Identity
-from ratelimits.models import Access, ProcessTotal, Rule
+from ratelimits.models import Access, Rule
 from ratelimits.quota import checking, from_memory, receipts
 from ratelimits.quota.counting import Counting, counting
 from ratelimits.quota.prefetch import spending
-from ratelimits.quota.usage import access, process_totals
 from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
-from tests.quota.usage.test_access import of_another_process
+from ratelimits.usage import recording
+from ratelimits.usage.counting import access, process_totals
+from ratelimits.usage.models import ProcessTotal
 from tests.support.entry_points import away, begin_afresh, counted
 from tests.support.raw import RawRedis
 from tests.support.rows import rule
+from tests.usage.counting.test_access import of_another_process
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -89,7 +91,7 @@ def test_what_was_prepared_before_the_floor_above_was_installed_is_prepared_agai
         for place in fields(Counting):
             patch.setattr(counting, place.name, place.default)
         assert check(WHO).allowed
-    floor_above.install()
+    apps.get_app_config("ratelimits_usage").ready()
     decision = check(WHO).decision
     assert decision is not None
     assert decision.program.terms[0].lasting is not Lasting.NO

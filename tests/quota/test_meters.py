@@ -10,15 +10,16 @@ import pytest
 
 from ratelimits import rules
 from ratelimits.answers.answer import Answer
+from ratelimits.billing.models import PlanPrice
 from ratelimits.engine import command
 from ratelimits.identity import Identity
-from ratelimits.models import Access, Plan, PlanInclusion, PlanPrice, Rule
+from ratelimits.models import Access, Plan, PlanInclusion, Rule
 from ratelimits.outbound import permits
 from ratelimits.quota import checking, from_memory, meters, prepared
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.meters import MAX_FURTHER
-from ratelimits.quota.usage import access, process_totals
 from ratelimits.rules import RulesUnavailable
+from ratelimits.usage.counting import access, process_totals
 from tests.support.entry_points import Clock, begin_afresh, counted
 from tests.support.raw import RawRedis
 from tests.support.rows import rule

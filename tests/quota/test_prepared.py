@@ -24,7 +24,7 @@ from ratelimits.models import KeyOverride, Rule
 from ratelimits.quota import checking, from_memory, prepared, receipts
 from ratelimits.quota.prefetch import spending
 from ratelimits.quota.prefetch.permits import Fetch, PrefetchedPermits
-from ratelimits.quota.usage import process_totals
+from ratelimits.usage.counting import process_totals
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.support.entry_points import Clock, away, begin_afresh, counted
 from tests.support.rows import rule

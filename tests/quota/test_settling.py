@@ -17,11 +17,11 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from ratelimits.identity import Identity
-from ratelimits.models import PeriodUsage
 from ratelimits.quota import checking, receipts
-from ratelimits.usage.drain import drain
-from ratelimits.usage.seal import seal
-from ratelimits.usage.tally import tally
+from ratelimits.usage.ledger.drain import drain
+from ratelimits.usage.ledger.seal import seal
+from ratelimits.usage.ledger.tally import tally
+from ratelimits.usage.models import PeriodUsage
 from tests.support.entry_points import begin_afresh
 from tests.support.rows import rule
 from tests.support.snippets import snippet

@@ -13,20 +13,12 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from ratelimits import rules
+from ratelimits.billing.models import PlanPrice
 from ratelimits.conf import conf
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.publish import publish_version
 from ratelimits.identity import Identity
-from ratelimits.models import (
-    ConfigVersion,
-    KeyOverride,
-    Plan,
-    PlanInclusion,
-    PlanMembership,
-    PlanPrice,
-    Rule,
-    Tombstone,
-)
+from ratelimits.models import ConfigVersion, KeyOverride, Plan, PlanInclusion, PlanMembership, Rule, Tombstone
 from ratelimits.rules.loader import Loader
 from tests.support.rows import rule
 

@@ -17,14 +17,15 @@ from django.db import connection, transaction
 from django.db.models import QuerySet
 
 from ratelimits import as_code, rules
+from ratelimits.billing.models import PlanPrice
+from ratelimits.billing.reports.terms.price_book import PriceBook
 from ratelimits.conf import conf
 from ratelimits.engine.publish import version_in_force
 from ratelimits.identity import Identity
-from ratelimits.models import ConfigVersion, Plan, PlanInclusion, PlanPrice, Rule
+from ratelimits.models import ConfigVersion, Plan, PlanInclusion, Rule
 from ratelimits.models.accounts import plan_parts
 from ratelimits.models.raw.adoption import difference_from_history
 from ratelimits.models.versioned import versioned_models
-from ratelimits.reports.terms.price_book import PriceBook
 from ratelimits.rules.loader import Loader
 from ratelimits.rules.query_thread import RulesUnavailable
 from tests.rules.conftest import Clock
@@ -44,7 +45,8 @@ import os, signal, sys
 import django
 django.setup()
 from django.db import transaction
-from ratelimits.models import Plan, PlanPrice, versions
+from ratelimits.models import Plan, versions
+from ratelimits.billing.models import PlanPrice
 
 def die(*_arguments):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -215,7 +217,9 @@ def test_a_part_that_cannot_be_read_is_said_and_the_rules_in_force_stay(
     known = loader.current()
     rule("other")
     with without_table(PlanPrice):
-        with pytest.raises(RulesUnavailable, match=r"(?s)ratelimits_planprice.* was `manage\.py migrate` run\?"):
+        with pytest.raises(
+            RulesUnavailable, match=r"(?s)ratelimits_billing_planprice.* was `manage\.py migrate` run\?"
+        ):
             loader.reload()
         clock.seconds += conf.RELOAD_INTERVAL + 1
         assert loader.current() is known

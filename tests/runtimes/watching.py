@@ -8,7 +8,7 @@ import psutil
 import redis
 from django.db.models import Sum
 
-from ratelimits.models import ProcessTotal
+from ratelimits.usage.models import ProcessTotal
 
 #: The account whose requests are made when the application is imported.
 LOADING = "loading"

@@ -16,12 +16,12 @@ import pytest
 import redis
 from django.core.management import call_command
 
-from ratelimits import tasks
 from ratelimits.engine.call import Op
 from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.connection import Unavailable
 from ratelimits.engine.transport.wire import Wire
 from ratelimits.simulate import Replay, Simulator, TraceLine, clean, read_rules, runs, sandbox
+from ratelimits.usage import tasks
 from tests.support.eventually import until
 from tests.support.forked import Forked
 from tests.support.raw import RawRedis

@@ -10,8 +10,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.management import call_command
 
-from ratelimits.models import KeyOverride, KeyTotal
-from ratelimits.models.status.totals import DAY, SUMS, newest_days
+from ratelimits.models import KeyOverride
 from ratelimits.status.additions import Additions, registered, used_keys
 from ratelimits.status.keys import (
     accounts_of_key,
@@ -22,6 +21,8 @@ from ratelimits.status.keys import (
     no_owner_text,
 )
 from ratelimits.status.operating import NO_ACCOUNT, UnknownAccountError, identity_of
+from ratelimits.usage.models import KeyTotal
+from ratelimits.usage.models.totals import DAY, SUMS, newest_days
 from tests.support.alone import alone
 from tests.support.entry_points import begin_afresh
 from tests.support.rows import rule

@@ -13,31 +13,21 @@ from django.db import connection
 from django.test import override_settings
 from django.utils import timezone
 
-from ratelimits import moments, tasks
+from ratelimits import moments
+from ratelimits.billing import jobs as billing
+from ratelimits.billing import tasks as billing_tasks
+from ratelimits.billing.models import PushDelivery, PushReceiver, Report
 from ratelimits.conf import conf
 from ratelimits.doctor.findings import Part, ServerFinding
 from ratelimits.doctor.properties import properties
-from ratelimits.jobs import billing
-from ratelimits.models import (
-    Alert,
-    AlertDelivery,
-    ConfigVersion,
-    Customer,
-    DurabilityGap,
-    KeyOverride,
-    PushDelivery,
-    PushReceiver,
-    QuarantinedBatch,
-    Report,
-    Rule,
-    ShardState,
-    TaskRun,
-)
-from ratelimits.status.counted import ago
+from ratelimits.models import ConfigVersion, Customer, KeyOverride, Rule
 from ratelimits.status.fact import Fact, Level, worst
 from ratelimits.status.facts import facts
 from ratelimits.status.redis_state import RedisReading, RedisState, ServerState
-from ratelimits.usage.seal import seal
+from ratelimits.usage import tasks
+from ratelimits.usage.ledger.seal import seal
+from ratelimits.usage.models import Alert, AlertDelivery, DurabilityGap, QuarantinedBatch, ShardState, TaskRun
+from ratelimits.usage.status.facts import ago
 from tests.support.entry_points import away
 from tests.support.plain import PLAIN
 from tests.support.raw import RawRedis
@@ -85,7 +75,7 @@ def run_all() -> None:
     """Run each task once, as a worker does."""
     tasks.seal()
     tasks.drain()
-    tasks.finalise()
+    billing_tasks.finalise()
 
 
 @pytest.fixture
@@ -272,7 +262,7 @@ def test_gaps_are_amber_for_a_day_and_counted_for_a_month() -> None:
 
 
 def test_more_rows_than_anybody_counts_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ratelimits.status.counted._MAX_COUNT", 2)
+    monkeypatch.setattr("ratelimits.usage.status.facts._MAX_COUNT", 2)
     for number in range(4):
         DurabilityGap.objects.create(event=f"x{number}", kind="wipe", since=1, until=2)
         QuarantinedBatch.objects.create(shard=1, name=f"a:{number}", content="1")
@@ -354,7 +344,7 @@ def test_a_finalisation_of_one_account_is_not_taken_for_one_of_all_accounts() ->
     assert list(billing.finalise("acme")) == []
     fact = found()["finalise"]
     assert (fact.title, fact.word) == ("Last finalisation of all accounts", "never")
-    tasks.finalise()
+    billing_tasks.finalise()
     assert found()["finalise"].word != "never"
 
 

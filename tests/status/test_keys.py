@@ -11,9 +11,10 @@ from django.contrib.auth.models import User
 from django.http import HttpRequest
 
 from project.models import ApiKey
-from ratelimits.models import Account, KeyOverride, KeyTotal
-from ratelimits.models.status.totals import DAY, SUMS, newest_days
+from ratelimits.models import Account, KeyOverride
 from ratelimits.status.keys import no_owner_text, searched_name
+from ratelimits.usage.models import KeyTotal
+from ratelimits.usage.models.totals import DAY, SUMS, newest_days
 from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db

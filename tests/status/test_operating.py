@@ -15,13 +15,14 @@ from django.core.management import CommandError, call_command
 from ratelimits import moments
 from ratelimits.embedded import free_port
 from ratelimits.identity import Identity
-from ratelimits.models import Access, Account, KeyOverride, KeyReset, KeyTotal, Plan
+from ratelimits.models import Access, Account, KeyOverride, KeyReset, Plan
 from ratelimits.models.keys import key_name
-from ratelimits.models.status.totals import DAY, SUMS, newest_days
 from ratelimits.quota import checking, from_memory
-from ratelimits.quota.usage import access
 from ratelimits.rules.grants import grant, planned
 from ratelimits.status.operating import NothingDoneError, identity_of, reset
+from ratelimits.usage.counting import access
+from ratelimits.usage.models import KeyTotal
+from ratelimits.usage.models.totals import DAY, SUMS, newest_days
 from tests.support.entry_points import Clock, away, begin_afresh
 from tests.support.rows import rule
 

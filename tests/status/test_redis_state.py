@@ -12,7 +12,7 @@ from django.db import connection
 from ratelimits.conf import DEFAULTS
 from ratelimits.engine.publish import publish_version
 from ratelimits.status.redis_state import read_redis
-from ratelimits.usage.seal import seal
+from ratelimits.usage.ledger.seal import seal
 from tests.support.engine.proxy import Proxy
 from tests.support.entry_points import away, short_timeout
 from tests.support.raw import RawRedis

@@ -11,12 +11,12 @@ import redis
 
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.identity import Identity
-from ratelimits.models import ProcessTotal
 from ratelimits.quota.checking import check
-from ratelimits.quota.usage import process_totals
 from ratelimits.status.fact import Fact, Level
 from ratelimits.status.facts import facts
-from ratelimits.usage.process_totals import write
+from ratelimits.usage.counting import process_totals
+from ratelimits.usage.ledger.process_totals import write
+from ratelimits.usage.models import ProcessTotal
 from tests.support.entry_points import away, begin_afresh
 from tests.support.rows import rule
 from tests.support.servers import TestServers, server_binary

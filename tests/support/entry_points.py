@@ -16,7 +16,7 @@ from ratelimits.engine.server import breaker
 from ratelimits.quota import from_memory, without_decision
 from ratelimits.quota.fallback import LocalLimiter
 from ratelimits.quota.prefetch import spending
-from ratelimits.quota.usage import process_totals
+from ratelimits.usage.counting import process_totals
 from tests.support.raw import RawRedis
 
 

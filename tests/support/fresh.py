@@ -26,7 +26,7 @@ USE_TZ = True
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "rest_framework", "simple_history",
-                  "ratelimits", "shop"]
+                  "ratelimits", "ratelimits.usage", "ratelimits.billing", "shop"]
 ROOT_URLCONF = "urls"
 MIDDLEWARE = ["ratelimits.middleware.QuotaMiddleware"]
 REST_FRAMEWORK = {

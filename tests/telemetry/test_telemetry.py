@@ -29,14 +29,13 @@ from rest_framework.views import APIView
 from ratelimits import signals
 from ratelimits.algorithms.limits import FixedWindow
 from ratelimits.answers import observing
-from ratelimits.api.views import UnbilledThrottle
 from ratelimits.decorators import limited
 from ratelimits.engine import Limit
 from ratelimits.engine.server import breaker
 from ratelimits.engine.transport.connection import NotReached
 from ratelimits.identity import Identity
 from ratelimits.middleware import QuotaMiddleware
-from ratelimits.models import Access, DurabilityGap, QuarantinedBatch, Rule
+from ratelimits.models import Access, Rule
 from ratelimits.outbound import WaitTooLong, permits
 from ratelimits.quota import checking
 from ratelimits.telemetry import prometheus, state
@@ -44,6 +43,8 @@ from ratelimits.telemetry.views import metrics as page
 from ratelimits.testing import override_rules
 from ratelimits.throttling import AnonRateThrottle, QuotaThrottle
 from ratelimits.throttling.deciding import check_limits
+from ratelimits.usage.api.views import UnbilledThrottle
+from ratelimits.usage.models import DurabilityGap, QuarantinedBatch
 
 pytestmark = pytest.mark.django_db
 BURST: dict[str, Any] = {"name": "burst", "algorithm": "fixed_window", "capacity": 1, "period": 3600, "key_kind": "ip"}

@@ -49,7 +49,7 @@ def test_mail_in_memory_is_no_test_run(project: Project) -> None:
     project.manage("migrate")
     said = project.python(
         _REQUEST
-        + "from ratelimits.models import ProcessTotal, RecordedRequest\n"
+        + "from ratelimits.usage.models import ProcessTotal, RecordedRequest\n"
         + "print(ProcessTotal.objects.exists(), RecordedRequest.objects.count())\n"
     )
     assert "[200, 200, 429]" in said

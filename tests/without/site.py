@@ -24,6 +24,8 @@ from django.urls import include, path
 _CONTRIB = ("auth", "contenttypes", "sessions", "messages", "staticfiles", "admin")
 #: The admin needs most apps of Django.
 _ADMIN = ("admin", "messages", "sessions")
+#: The apps of the package, the lowest first.
+_OWN = ("ratelimits", "ratelimits.usage", "ratelimits.billing")
 
 
 class Without(NamedTuple):
@@ -42,6 +44,9 @@ WITHOUT = {
     "auth": Without((*_ADMIN, "auth", "contenttypes")),
     "drf": Without(("rest_framework",), ("rest_framework",)),
     "celery": Without((), ("celery", "kombu")),
+    "billing": Without(("ratelimits.billing",)),
+    "usage": Without(_OWN[1:]),
+    "usage and the admin": Without((*_ADMIN, "simple_history", *_OWN[1:])),
     "everything": Without(
         (*_ADMIN, "auth", "contenttypes", "staticfiles", "simple_history", "rest_framework"),
         ("rest_framework", "celery", "kombu"),
@@ -49,14 +54,15 @@ WITHOUT = {
 }
 #: The modules that import a package themselves.
 MODULES_WITH = {
-    "admin": ("ratelimits.admin",),
-    "rest_framework": ("ratelimits.api", "ratelimits.throttling"),
-    "celery": ("ratelimits.tasks", "ratelimits.outbound.celery"),
-    "drf_spectacular": ("ratelimits.api.schema", "ratelimits.api.reports.schema"),
+    "admin": ("ratelimits.admin", "ratelimits.usage.admin", "ratelimits.billing.admin"),
+    "rest_framework": ("ratelimits.usage.api", "ratelimits.billing.api", "ratelimits.throttling"),
+    "celery": ("ratelimits.usage.tasks", "ratelimits.billing.tasks", "ratelimits.outbound.celery"),
+    "drf_spectacular": ("ratelimits.usage.api.schema", "ratelimits.billing.api.schema"),
     "ninja": ("ratelimits.ninja",),
     "prometheus_client": ("ratelimits.telemetry.prometheus", "ratelimits.telemetry.views"),
     "opentelemetry": ("ratelimits.telemetry.opentelemetry",),
     "pytest": ("ratelimits.pytest_plugin",),
+    **{name: (name,) for name in _OWN},
 }
 #: Python's own start runs a file with this text, called sitecustomize.py: then these packages cannot be imported.
 HIDE = """\
@@ -102,6 +108,7 @@ def _settings(without: Without, database: dict[str, Any], server: str) -> dict[s
     ]
     engine = "django.template.backends.django.DjangoTemplates"
     redis = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server}
+    fence = {} if "ratelimits.usage" in without.apps else {"FENCE": "none"}
     own = {} if server else {"EMBEDDED": "server"}
     return {
         "DEBUG": False,
@@ -115,7 +122,7 @@ def _settings(without: Without, database: dict[str, Any], server: str) -> dict[s
         "INSTALLED_APPS": [
             *apps,
             *(name for name in ("rest_framework", "simple_history") if has[name]),
-            "ratelimits",
+            *(name for name in _OWN if name not in without.apps),
             *([] if has["auth"] else ["tests.without.people"]),
         ],
         "MIDDLEWARE": [
@@ -125,7 +132,7 @@ def _settings(without: Without, database: dict[str, Any], server: str) -> dict[s
         "TEMPLATES": [{"BACKEND": engine, "OPTIONS": {"context_processors": processors, "loaders": loaders}}],
         "DATABASES": {"default": database},
         "CACHES": {"default": redis if server else {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}},
-        "RATELIMITS": {"NAMESPACE": "without", "PATHS": ["/files/"], "NUM_PROXIES": 0, "FENCE": "none", **own},
+        "RATELIMITS": {"NAMESPACE": "without", "PATHS": ["/files/"], "NUM_PROXIES": 0, **fence, **own},
         "REST_FRAMEWORK": {
             "DEFAULT_THROTTLE_CLASSES": ["ratelimits.throttling.QuotaThrottle"],
             **({} if has["auth"] else {"DEFAULT_AUTHENTICATION_CLASSES": [], "UNAUTHENTICATED_USER": None}),
@@ -145,7 +152,8 @@ def _urls(without: Without) -> list[Any]:
 
         urls.append(path("api/", Hello.as_view()))
         if "auth" not in without.apps:
-            urls += [path("quota/", include(f"ratelimits.api.{part}")) for part in ("urls", "reports.urls")]
+            apps = [name for name in _OWN[1:] if name not in without.apps]
+            urls += [path("quota/", include(f"{name}.api.urls")) for name in apps]
     if "admin" not in without.apps:
         from django.contrib import admin
 
@@ -187,7 +195,8 @@ def main(name: str, database: str, server: str) -> None:
     settings.configure(**_settings(without, json.loads(database), server))
     django.setup()
 
-    from django.core.management import call_command
+    from django.core.management import call_command, get_commands
+    from django.db import connection
     from django.test import Client
 
     from ratelimits.models import Rule
@@ -195,7 +204,8 @@ def main(name: str, database: str, server: str) -> None:
     urlpatterns.extend(_urls(without))
     call_command("check")
     call_command("migrate", verbosity=0)
-    call_command("makemigrations", "ratelimits", check_changes=True, dry_run=True)
+    call_command("makemigrations", check_changes=True, dry_run=True)
+    print("tables of", *sorted({_app_of(table) for table in connection.introspection.table_names()} - {""}))
     call_command("check", databases=["default"])
     Rule.objects.create(name="few", key_kind="ip", algorithm="fixed_window", capacity=2, period=3600)
     client = Client()
@@ -205,22 +215,34 @@ def main(name: str, database: str, server: str) -> None:
             print(place, *(client.get(f"/{place}/", REMOTE_ADDR=address).status_code for _ in range(3)))
     free = client.get("/free/")
     print("free", free.status_code, free.content.decode(), client.get("/nothing/").status_code)
-    for command in (
-        ["ratelimits_import"],
-        ["ratelimits_rules", "dump"],
-        ["ratelimits_key", "show", "ip:192.0.2.5"],
-        ["ratelimits_seal"],
-        ["ratelimits_drain"],
-        ["ratelimits_finalise"],
-        ["ratelimits_verify"],
+    for app, command in (
+        ("ratelimits", ["ratelimits_import"]),
+        ("ratelimits", ["ratelimits_rules", "dump"]),
+        ("ratelimits", ["ratelimits_key", "show", "ip:192.0.2.5"]),
+        ("ratelimits", ["ratelimits_doctor"]),
+        ("ratelimits", ["ratelimits_reload"]),
+        ("ratelimits.usage", ["ratelimits_seal"]),
+        ("ratelimits.usage", ["ratelimits_drain"]),
+        ("ratelimits.billing", ["ratelimits_finalise"]),
+        ("ratelimits.billing", ["ratelimits_verify"]),
     ):
-        call_command(*command)
+        if app not in without.apps:
+            call_command(*command)
+    print("commands of", *sorted({app for app in get_commands().values() if app.startswith("ratelimits")}))
     print(_imported(without))
     if "admin" not in without.apps:
         _use_admin(client)
 
 
+def _app_of(table: str) -> str:
+    """Return which app of the package has a table; "" if none has it."""
+    labels = [name.replace(".", "_") for name in _OWN if table.startswith(f"{name.replace('.', '_')}_")]
+    return max(labels, key=len, default="")
+
+
 def _use_admin(client: Any) -> None:
+    """Open each page that needs no row, and those of a rule."""
+    from django.contrib import admin
     from django.contrib.auth import get_user_model
 
     from ratelimits.models import Rule
@@ -228,6 +250,12 @@ def _use_admin(client: Any) -> None:
     users: Any = get_user_model()._default_manager
     client.force_login(users.create_superuser("ann", "ann@example.com", "a password"))
     rule = f"/admin/ratelimits/rule/{Rule.objects.get().pk}"
+    for model in admin.site._registry:
+        if model._meta.app_label.startswith("ratelimits"):
+            start = f"/admin/{model._meta.app_label}/{model._meta.model_name}/"
+            assert client.get(start).status_code == 200, start
+            assert client.get(f"{start}add/").status_code in (200, 302, 403, 404), start
+    assert client.get("/admin/ratelimits/inspect/?q=ip:192.0.2.5").status_code == 200
     pages = [client.get(place) for place in ("/admin/", f"{rule}/change/", f"{rule}/history/")]
     print("admin", *(shown.status_code for shown in pages), "ratelimits-level" in pages[0].content.decode())
 

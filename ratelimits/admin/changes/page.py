@@ -81,7 +81,7 @@ def shown_change(site: AdminSite, request: HttpRequest, row: ChangedRow) -> Show
         history = reverse(f"{site.name}:ratelimits_plan_history", args=[record.plan_id])
         undo, undo_url = _("Change this row back on the page of its plan."), ""
     else:
-        history = reverse(f"{site.name}:ratelimits_{model._meta.model_name}_history", args=[instance.pk])
+        history = reverse(f"{site.name}:{model._meta.app_label}_{model._meta.model_name}_history", args=[instance.pk])
         undo, undo_url = _undo(site, request, row)
     return ShownChange(*_when_and_who(row), what, history, row, _reason(row), undo, undo_url)
 
@@ -91,7 +91,7 @@ def _undo(site: AdminSite, request: HttpRequest, row: ChangedRow) -> tuple[str, 
 
     If a later change follows an edit, the link shows the row's state before the edit.
     """
-    record, model, name = row.record, row.model, f"{site.name}:ratelimits_{row.model._meta.model_name}"
+    record, model, name = row.record, row.model, f"{site.name}:{row.model._meta.app_label}_{row.model._meta.model_name}"
     words = {"row": model._meta.verbose_name}
     if row.obstacle:
         return row.obstacle, ""

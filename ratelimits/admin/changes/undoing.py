@@ -64,7 +64,7 @@ def _answer(request: HttpRequest, page: Any, history_id: int, form: ReasonForm) 
         raise Http404  # If the change added the row, users undo the change on the page that deletes the row.
     if change.kind == "-" and not page.has_add_permission(request):
         raise PermissionDenied
-    name = f"{page.admin_site.name}:ratelimits_{page.model._meta.model_name}"
+    name = f"{page.admin_site.name}:{page.model._meta.app_label}_{page.model._meta.model_name}"
     obstacle = change.obstacle or (BEFORE_MOVE if page.is_before_move(former.id, former.history_id) else "")
     if obstacle or not change.is_newest:
         text = _("The row was changed again after this change. Choose one of its former states.")

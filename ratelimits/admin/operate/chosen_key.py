@@ -28,6 +28,7 @@ from ratelimits.models.accounts.named import accounts_now
 from ratelimits.models.fields import view_key_texts
 from ratelimits.models.keys import COVERS
 from ratelimits.naming import is_shown
+from ratelimits.routers import is_own
 from ratelimits.status.additions import used_keys
 from ratelimits.status.keys import (
     MAX_KEYS,
@@ -251,14 +252,16 @@ def row_url(request: HttpRequest, site: AdminSite, model: type[models.Model], pa
     """Return the URL of a row's page, with "{}" in place of the primary key; "" if the user may not open it."""
     if not may_view(request, site, model):
         return ""
-    return reverse(f"{site.name}:ratelimits_{model._meta.model_name}_{page}", args=[0]).replace("/0/", "/{}/")
+    name = f"{site.name}:{model._meta.app_label}_{model._meta.model_name}_{page}"
+    return reverse(name, args=[0]).replace("/0/", "/{}/")
 
 
 def list_url(site: AdminSite, model: type[models.Model], query: dict[str, str]) -> str:
     """Return the URL of the list of a table's rows, with this query; "" if the site does not have the list."""
     if not site.is_registered(model):
         return ""
-    return f"{reverse(f'{site.name}:ratelimits_{model._meta.model_name}_changelist')}?{urlencode(query)}"
+    url = reverse(f"{site.name}:{model._meta.app_label}_{model._meta.model_name}_changelist")
+    return f"{url}?{urlencode(query)}" if query else url
 
 
 def may_view(request: HttpRequest, site: AdminSite, model: Any) -> bool:
@@ -269,4 +272,4 @@ def may_view(request: HttpRequest, site: AdminSite, model: Any) -> bool:
         return bool(page.has_view_permission(request))
     # Without a page, the user's permission decides for a table of another app. Tables of this app cannot be viewed.
     names = (f"{opts.app_label}.{action}_{opts.model_name}" for action in ("view", "change"))
-    return opts.app_label != "ratelimits" and any(user.has_perm(name) for name in names)
+    return not is_own(opts.app_label) and any(user.has_perm(name) for name in names)

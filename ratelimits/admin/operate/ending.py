@@ -49,7 +49,7 @@ class EndsRows(_Base):
     def get_urls(self) -> list[URLPattern]:
         """Return the URLs of the pages. One of them ends a row."""
         end = self.admin_site.admin_view(self.end_view)
-        name = f"ratelimits_{self.model._meta.model_name}_end"
+        name = f"{self.model._meta.app_label}_{self.model._meta.model_name}_end"
         return [path("<path:object_id>/end/", end, name=name), *super().get_urls()]
 
     def may_end(self, request: HttpRequest, row: Any) -> bool:
@@ -102,9 +102,9 @@ class EndsRows(_Base):
         """Show a link above the form if the user may end the row."""
         row = kwargs.get("obj")
         if row is not None and not has_ended(row) and self.may_end(request, row):
-            name = f"{self.admin_site.name}:ratelimits_{self.model._meta.model_name}_end"
+            name = f"{self.admin_site.name}:{self.model._meta.app_label}_{self.model._meta.model_name}_end"
             context["end_url"] = reverse(name, args=[row.pk])
         return super().render_change_form(request, context, *args, **kwargs)
 
     def _list_url(self) -> str:
-        return reverse(f"{self.admin_site.name}:ratelimits_{self.model._meta.model_name}_changelist")
+        return reverse(f"{self.admin_site.name}:{self.model._meta.app_label}_{self.model._meta.model_name}_changelist")

@@ -100,7 +100,7 @@ class RowFiles(_Base):
 
     def get_urls(self) -> list[URLPattern]:
         """Return the URLs. Import and export come first, because Django's last URL pattern matches every path."""
-        view, url_name = self.admin_site.admin_view, f"ratelimits_{self.model._meta.model_name}"
+        view, url_name = self.admin_site.admin_view, f"{self.model._meta.app_label}_{self.model._meta.model_name}"
         return [
             path("import/", view(self.import_view), name=f"{url_name}_import"),
             path("export/", view(self.export_view), name=f"{url_name}_export"),
@@ -108,7 +108,7 @@ class RowFiles(_Base):
         ]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        url_name = f"{self.admin_site.name}:ratelimits_{self.model._meta.model_name}"
+        url_name = f"{self.admin_site.name}:{self.model._meta.app_label}_{self.model._meta.model_name}"
         query = f"?{request.GET.urlencode()}" if request.GET else ""
         context = {"export_url": reverse(f"{url_name}_export") + query}
         if self._may_import(request):
@@ -301,7 +301,7 @@ class RowFiles(_Base):
         return HttpResponseRedirect(self._list_url())
 
     def _list_url(self) -> str:
-        return reverse(f"{self.admin_site.name}:ratelimits_{self.model._meta.model_name}_changelist")
+        return reverse(f"{self.admin_site.name}:{self.model._meta.app_label}_{self.model._meta.model_name}_changelist")
 
     def _page(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
         opts = self.model._meta

@@ -24,6 +24,7 @@ from ratelimits.admin.rule_form.trial import trial_of
 from ratelimits.admin.suggestions import RowSuggestions
 from ratelimits.models import Rule
 from ratelimits.models.fields.rule_fields import PARAMETERS
+from ratelimits.quota.counting import counting
 from ratelimits.status.additions import rule_pages
 
 
@@ -62,11 +63,14 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Return the fieldsets.
 
-        Only a new rule has links to starting points. Only users who may save rules see what the rule admits.
+        Only a new rule has links to starting points. Only users who may save rules see what the rule admits. Only
+        projects that count usage have the fields that need the ledger.
         """
         hidden = set() if obj is None else {"starts"}
         if not self.may_try(request):
             hidden.add("admits")
+        if not counting.counts:
+            hidden |= {"bills", "lasting", "start_from_ledger"}
         fieldsets = []
         for title, options in super().get_fieldsets(request, obj):
             fields = [name for name in options["fields"] if name not in hidden]

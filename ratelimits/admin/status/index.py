@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
 
 from ratelimits.admin.inspected import may_inspect
 from ratelimits.admin.operate.confirming import may_operate
+from ratelimits.routers import is_own, own_apps
 from ratelimits.status.additions import rule_pages
-
-#: The groups of the index, each with the names of its models. Groups and models are in the order of the index.
-GROUPS: tuple[tuple[Any, tuple[str, ...]], ...] = (
-    (
-        gettext_lazy("Operate"),
-        (
-            *("Status", "Shadow", "Inspect", "Access", "KeyReset", "QuarantinedBatch", "DurabilityGap"),
-            *("Alert", "AlertDelivery", "PushReceiver", "PushDelivery"),
-        ),
-    ),
-    (gettext_lazy("Configure"), ("Rule", "Plan", "PlanMembership", "KeyOverride", "Account", "AlertChannel", "Change")),
-    (gettext_lazy("Bill"), ("Report", "ReportLine", "Adjustment", "PeriodUsage")),
-    (gettext_lazy("Evidence"), ("Line", "Batch", "ShardState", "ArchivedRange")),
-)
 
 
 def tasks(request: HttpRequest, site: str) -> list[tuple[str, str]]:
@@ -51,28 +38,22 @@ def tasks(request: HttpRequest, site: str) -> list[tuple[str, str]]:
     return links
 
 
-def in_groups(app_list: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the entries of the index. In place of the entry of this app, there is an entry for each group.
+def in_order(app_list: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the entries of the index, with the apps of this package side by side, and their tables in order of work.
 
-    A model without a group comes last in the first group. If the user may see no model of a group, the group is left
-    out.
+    `pages` of an app's config names its tables in this order. A table that it does not name comes last.
     """
+    own = {entry["app_label"]: entry for entry in app_list if is_own(entry["app_label"])}
+    ours = [_in_order(own[config.label], config.pages) for config in own_apps() if config.label in own]
     entries: list[dict[str, Any]] = []
-    for app in app_list:
-        entries += _groups(app) if app["app_label"] == "ratelimits" else [app]
+    for entry in app_list:
+        if entry["app_label"] not in own:
+            entries.append(entry)
+        elif ours:
+            entries, ours = [*entries, *ours], []
     return entries
 
 
-def _groups(app: dict[str, Any]) -> list[dict[str, Any]]:
-    models = {entry["object_name"]: entry for entry in app["models"]}
-    names_in_groups = {name for _title, names in GROUPS for name in names}
-    without_group = [entry for name, entry in models.items() if name not in names_in_groups]
-    groups = []
-    for number, (title, names) in enumerate(GROUPS):
-        entries = [models[name] for name in names if name in models]
-        if number == 0:
-            entries += without_group
-        if entries:
-            name = _("%(app)s: %(group)s") % {"app": app["name"], "group": title}
-            groups.append({**app, "name": name, "models": entries})
-    return groups
+def _in_order(app: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    place = {name: number for number, name in enumerate(names)}
+    return {**app, "models": sorted(app["models"], key=lambda entry: place.get(entry["object_name"], len(place)))}

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlencode
 
-from django.apps import apps
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
+from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext as _
 
+from ratelimits.admin.operate.chosen_key import list_url
 from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.models import Rule, Status
+from ratelimits.routers import own_apps
 from ratelimits.status.additions import registered
 from ratelimits.status.fact import Fact, worst
 from ratelimits.status.facts import facts
@@ -57,7 +58,7 @@ class Links:
 
     def _may_view(self, model: str) -> bool:
         if model not in self._viewable:
-            table: Any = apps.get_model("ratelimits", model)
+            table = _table(model)
             registered = self._site.is_registered(table)
             page = self._site.get_model_admin(table) if registered else None
             self._viewable[model] = page is not None and page.has_view_permission(self._request)
@@ -67,13 +68,17 @@ class Links:
         """Return the URL of the list of a model's rows, with these filters."""
         if not model or not self._may_view(model):
             return ""
-        url = reverse(f"{self._site.name}:ratelimits_{model}_changelist")
-        return f"{url}?{urlencode(query)}" if query else url
+        return list_url(self._site, _table(model), query or {})
 
     def to_rule(self, rule: str) -> str:
         """Return the URL of a rule's page."""
         may_view = self._may_view(Rule._meta.model_name or "")
         return reverse(f"{self._site.name}:ratelimits_rule_change", args=[rule]) if may_view else ""
+
+
+def _table(name: str) -> type[Model]:
+    """Return a table of the installed apps of this package. Raise StopIteration if none has it."""
+    return next(config.models[name] for config in own_apps() if name in config.models)
 
 
 def facts_of_strip(request: HttpRequest) -> list[Fact]:

@@ -15,7 +15,7 @@ from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 
-from ratelimits.admin.status.index import in_groups, tasks
+from ratelimits.admin.status.index import in_order, tasks
 from ratelimits.admin.status.page import facts_of_strip
 from ratelimits.status.additions import registered
 from ratelimits.status.fact import Fact, Level
@@ -60,10 +60,10 @@ def ratelimits_panels(context: dict[str, Any]) -> SafeString:
 
 
 @register.simple_tag(takes_context=True)
-def ratelimits_groups(context: template.Context) -> str:
-    """Put the app's tables into groups, in the order in which people need the tables.
+def ratelimits_in_order(context: template.Context) -> str:
+    """Put the tables of the app and of the apps above it into the order in which people need them.
 
     This changes the variable `app_list` for the rest of the template block.
     """
-    context["app_list"] = in_groups(context["app_list"])
+    context["app_list"] = in_order(context["app_list"])
     return ""

@@ -29,7 +29,7 @@ from ratelimits.models.keys import canonical_key, derived_key, refuse_secret, va
 from ratelimits.models.versioned import Versioned, versioned_models
 from ratelimits.models.versions import Edit, Tombstone, edited
 from ratelimits.moments.columns import UTCDateTimeField
-from ratelimits.pricing.money import minor_digits
+from ratelimits.money import minor_digits
 
 
 def validate_timezone(name: str) -> None:
@@ -280,7 +280,6 @@ class Account(Versioned):
         verbose_name = _("account")
         verbose_name_plural = _("accounts")
         ordering = ["identifier"]
-        permissions = [("erase", _("Can erase customers"))]
 
     def __str__(self) -> str:
         return self.name or self.identifier

@@ -10,10 +10,10 @@ from django.core.validators import DecimalValidator, MinValueValidator
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits import money
 from ratelimits.algorithms import typed_numbers
 from ratelimits.algorithms.typed_numbers import Mistyped
 from ratelimits.models.fields.numbers import DecimalFormField, mistyped
-from ratelimits.pricing import money
 
 _LENGTH = money.WHOLE_DIGITS + 1 + money.PLACES
 _VALIDATORS: list[Any] = [

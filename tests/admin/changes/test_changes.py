@@ -16,20 +16,12 @@ from django.utils import timezone
 from ratelimits.admin import accounts
 from ratelimits.admin.changes.page import PER_PAGE
 from ratelimits.admin.changes.rows import changed_rows
-from ratelimits.models import (
-    Access,
-    Account,
-    ConfigVersion,
-    KeyOverride,
-    Plan,
-    PlanInclusion,
-    PlanMembership,
-    PlanPrice,
-    Rule,
-)
+from ratelimits.billing.models import PlanPrice
+from ratelimits.models import Access, Account, ConfigVersion, KeyOverride, Plan, PlanInclusion, PlanMembership, Rule
 from ratelimits.models.history import because
 from ratelimits.models.versioned import versioned_models
 from tests.admin.test_rules import BUCKET, RULES, text
+from tests.support.own_apps import list_path
 from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db
@@ -75,7 +67,7 @@ class TestTheReason:
             PlanMembership.objects.create(key="user:1", plan=plan),
         ]
         for one in rows:
-            start = f"/admin/ratelimits/{one._meta.model_name}/"
+            start = list_path(one._meta.model_name)
             for page in ("add/", f"{one.pk}/change/", f"{one.pk}/delete/", ""):
                 if page.endswith("delete/") and one is plan:
                     continue  # somebody is on the plan

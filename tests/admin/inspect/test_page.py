@@ -16,29 +16,28 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from ratelimits import recording
 from ratelimits.admin.inspect.limits import duration
 from ratelimits.identity import Identity
 from ratelimits.models import (
     Access,
     Account,
-    Alert,
     ConfigVersion,
     KeyOverride,
-    KeyTotal,
     Name,
     Plan,
     PlanInclusion,
     PlanMembership,
-    ProcessTotal,
     Rule,
 )
 from ratelimits.models.keys import key_name
-from ratelimits.models.status.totals import DAY, QUARTER
 from ratelimits.quota import checking
-from ratelimits.quota.usage import access
+from ratelimits.usage import recording
+from ratelimits.usage.counting import access
+from ratelimits.usage.models import Alert, KeyTotal, ProcessTotal
+from ratelimits.usage.models.totals import DAY, QUARTER
 from tests.support.engine.proxy import Proxy
 from tests.support.entry_points import Clock, away, begin_afresh, short_timeout
+from tests.support.own_apps import list_path
 from tests.support.rows import rule, unsaved
 from tests.support.servers import TestServers
 from tests.support.usage.traffic import flow, use
@@ -539,7 +538,7 @@ class TestLinks:
         for permissions, shown in ((views, False), ([*views, "view_inspect"], True)):
             client = user_with(*permissions)
             for name, (pk, query) in expected.items():
-                for url in (f"/admin/ratelimits/{name}/", f"/admin/ratelimits/{name}/{pk}/change/" if pk else ""):
+                for url in (list_path(name), f"{list_path(name)}{pk}/change/" if pk else ""):
                     if url:
                         page = client.get(url).content.decode()
                         assert (f'href="{URL}{query}"' in page) == shown, url

@@ -10,8 +10,9 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from ratelimits.models import Access, Account, KeyOverride, KeyTotal, Plan, PlanMembership
-from ratelimits.models.status.totals import DAY, SUMS, newest_days
+from ratelimits.models import Access, Account, KeyOverride, Plan, PlanMembership
+from ratelimits.usage.models import KeyTotal
+from ratelimits.usage.models.totals import DAY, SUMS, newest_days
 from tests.admin.inspect.test_page import html, text, user_with
 from tests.admin.test_operate import SECRET
 from tests.support.below import SITE

@@ -12,16 +12,16 @@ from django.contrib.auth.models import Permission
 from django.test import Client
 from django.utils.translation import override
 
-from ratelimits.models import DurabilityGap, GapKind
+from ratelimits.billing.reports.gaps import Gaps, describe, in_words
 from ratelimits.models.accounts.named import named_now
-from ratelimits.reports.gaps import Gaps, describe, in_words
 from ratelimits.status.fact import Level
 from ratelimits.status.facts import facts
-from ratelimits.usage.gaps import declare
+from ratelimits.usage.ledger.gaps import declare
+from ratelimits.usage.models import DurabilityGap, GapKind
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-LIST = "/admin/ratelimits/durabilitygap/"
+LIST = "/admin/ratelimits_usage/durabilitygap/"
 NOW = int(time.time() * 1_000_000)
 
 

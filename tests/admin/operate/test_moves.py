@@ -9,10 +9,11 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
-from ratelimits.customers.move import move
-from ratelimits.customers.planning import next_quarter
-from ratelimits.models import Account, Adjustment, Customer, KeyOverride, Move, Name, Plan
+from ratelimits.billing.models import Adjustment
+from ratelimits.models import Account, Customer, KeyOverride, Move, Name, Plan
 from ratelimits.models.customers import make_missing, waiting_text
+from ratelimits.usage.customers.move import move
+from ratelimits.usage.customers.planning import next_quarter
 from tests.admin.test_usage import text, url
 from tests.support.customers import present
 from tests.support.reports.invoices import account, close, spend

@@ -11,10 +11,11 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from ratelimits.admin.rule_form.affected import MAX_KEYS, Affected, affected
 from ratelimits.algorithms.limits import Limit
 from ratelimits.engine.decide import decide
-from ratelimits.models import Account, Line, Plan, PlanMembership, Rule
+from ratelimits.models import Account, Plan, PlanMembership, Rule
+from ratelimits.usage.admin.affected import MAX_KEYS, Affected, affected
+from ratelimits.usage.models import Line
 from tests.admin.test_rules import BUCKET, RULES, errors
 from tests.support.rows import rule, unsaved
 

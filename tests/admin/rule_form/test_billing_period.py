@@ -12,17 +12,17 @@ import pytest
 from django.test import Client
 from django.utils import translation
 
-from ratelimits import recording
-from ratelimits.admin.rule_form.affected import affected
 from ratelimits.admin.rule_form.forms import RuleForm
-from ratelimits.admin.rule_form.recorded import replayed
 from ratelimits.admin.rule_form.starting_points import links
 from ratelimits.algorithms.billing_periods import PeriodTerms
 from ratelimits.algorithms.limits import Limit
 from ratelimits.engine.decide import decide
 from ratelimits.identity import Identity
 from ratelimits.models import Account, Rule
-from ratelimits.recording import Trace
+from ratelimits.usage import recording
+from ratelimits.usage.admin.affected import affected
+from ratelimits.usage.admin.recorded import replayed
+from ratelimits.usage.recording import Trace
 from tests.admin.rule_form.test_affected import NOW, use, used
 from tests.admin.test_rules import RULES, text
 from tests.support.rows import rule, unsaved

@@ -13,11 +13,12 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from ratelimits import recording
-from ratelimits.admin.rule_form import recorded
 from ratelimits.identity import Identity
-from ratelimits.models import Access, KeyOverride, Plan, PlanMembership, RecordedRequest
+from ratelimits.models import Access, KeyOverride, Plan, PlanMembership
 from ratelimits.quota.waiting import check_and_wait
+from ratelimits.usage import recording
+from ratelimits.usage.admin import recorded
+from ratelimits.usage.models import RecordedRequest
 from tests.admin.test_rules import BUCKET, RULES, text
 from tests.support.rows import rule
 

@@ -106,7 +106,7 @@ def _compare(units: list[tuple[str, str, str, int]]) -> dict[str, int]:
     """Compare the ledger with the clients' own counts, for each key and meter."""
     from django.db.models import Sum
 
-    from ratelimits.models import Line
+    from ratelimits.usage.models import Line
     from tests.long.soak.operations import OLD_ACCOUNT
 
     counted: Counter[tuple[str, str, str]] = Counter()

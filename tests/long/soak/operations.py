@@ -73,7 +73,8 @@ class Operations:
 
     def _close(self) -> None:
         """Make usage of the old month, and wait until the worker has drained it. Then finalise, archive and verify."""
-        from ratelimits.models import ConfigVersion, Line
+        from ratelimits.models import ConfigVersion
+        from ratelimits.usage.models import Line
         from tests.support.usage.traffic import use
 
         self._old = (self._old + timedelta(days=30)).replace(day=15)

@@ -16,7 +16,7 @@ from ratelimits.engine.server import Server, current_server
 from ratelimits.quota.prefetch import spending
 from ratelimits.quota.prefetch.permits import DRIFT, MARGIN
 from ratelimits.quota.prefetch.spending import send_and_give_back
-from ratelimits.quota.usage import process_totals
+from ratelimits.usage.counting import process_totals
 from tests.support.engine.asking import NOW, SECOND, limit
 from tests.support.engine.proxy import Proxy
 from tests.support.entry_points import Clock, away, begin_afresh, short_timeout

@@ -16,22 +16,23 @@ from hypothesis import strategies as st
 
 from ratelimits import rules
 from ratelimits.answers.answer import Answer
+from ratelimits.billing.reports.gaps import describe
 from ratelimits.conf import conf
 from ratelimits.engine.call import new_nonce
 from ratelimits.engine.decide import decide_call
 from ratelimits.engine.server import current_server
 from ratelimits.engine.spent import MAX_COUNTERS, CountSpent, Spent, uncounted
 from ratelimits.identity import Identity
-from ratelimits.models import DurabilityGap, Line, ProcessTotal, Rule
+from ratelimits.models import Rule
 from ratelimits.quota import checking, prepared
 from ratelimits.quota.prefetch import permits, spending
 from ratelimits.quota.prefetch.permits import PrefetchedPermits
-from ratelimits.quota.usage import process_totals
-from ratelimits.reports.gaps import describe
-from ratelimits.usage import process_totals as declaring
-from ratelimits.usage.drain import drain
-from ratelimits.usage.process_totals import declare_unreported
-from ratelimits.usage.seal import seal
+from ratelimits.usage.counting import process_totals
+from ratelimits.usage.ledger import process_totals as declaring
+from ratelimits.usage.ledger.drain import drain
+from ratelimits.usage.ledger.process_totals import declare_unreported
+from ratelimits.usage.ledger.seal import seal
+from ratelimits.usage.models import DurabilityGap, Line, ProcessTotal
 from tests.support.engine.asking import NOW, SECOND, home
 from tests.support.engine.asking import counted as fields
 from tests.support.engine.proxy import Proxy

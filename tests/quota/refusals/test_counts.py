@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
+from ratelimits.billing.reports.gaps import describe
 from ratelimits.embedded import free_port
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
-from ratelimits.models import Access, DurabilityGap
+from ratelimits.models import Access
 from ratelimits.quota import checking, from_memory
 from ratelimits.quota.refusals.deny_cache import DenyCache, Sender
-from ratelimits.quota.usage import access, process_totals
-from ratelimits.reports.gaps import describe
-from ratelimits.usage.process_totals import write as write_totals
+from ratelimits.usage.counting import access, process_totals
+from ratelimits.usage.ledger.process_totals import write as write_totals
+from ratelimits.usage.models import DurabilityGap
 from tests.support.engine.proxy import Proxy
 from tests.support.entry_points import Clock, away, begin_afresh, counted, short_timeout
 from tests.support.raw import RawRedis

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from ratelimits import engine
-from ratelimits.customers.move import move
 from ratelimits.models import Account, Customer, Name, Plan, PlanInclusion, versions
 from ratelimits.models.customers import make_missing
+from ratelimits.usage.customers.move import move
 from tests.support.usage.traffic import at, use
 
 

@@ -32,10 +32,12 @@ def use(names: Sequence[str] = ACCOUNTS, keys: Sequence[str] = KEYS) -> None:
     from django.contrib.auth import get_user_model
 
     from ratelimits import engine
-    from ratelimits.models import Adjustment, Customer, DurabilityGap, Name, Report
+    from ratelimits.billing.models import Adjustment, Report
+    from ratelimits.models import Customer, Name
     from ratelimits.models.keys import key_shard
-    from ratelimits.quota.usage.process_totals import TotalKey
-    from ratelimits.usage import process_totals
+    from ratelimits.usage.counting.process_totals import TotalKey
+    from ratelimits.usage.ledger import process_totals
+    from ratelimits.usage.models import DurabilityGap
     from tests.support.reports.edits import change, plan
     from tests.support.reports.invoices import account, close, spend
     from tests.support.reports.priced import priced
@@ -94,7 +96,7 @@ def export(directory: Path) -> None:
     """Export both months in every format."""
     from django.core.management import call_command
 
-    from ratelimits.reports.exports import DOWNLOADS
+    from ratelimits.billing.reports.exports import DOWNLOADS
 
     directory.mkdir(parents=True)
     for month in MONTHS:
@@ -108,7 +110,7 @@ def main(directory: Path) -> None:
     from django.core.management import call_command
 
     from ratelimits.engine.server import current_server
-    from ratelimits.models import Line
+    from ratelimits.usage.models import Line
 
     current_server().wire.client.config_set("appendfsync", "always")
     call_command("migrate", verbosity=0)

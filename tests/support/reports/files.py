@@ -8,15 +8,15 @@ from zoneinfo import ZoneInfo
 
 from django.db import connection
 
-from ratelimits.models import PushedReport, Report
+from ratelimits.billing.models import PushedReport, Report
+from ratelimits.billing.push.deliveries import plan
+from ratelimits.billing.push.receivers import receiver
+from ratelimits.billing.reports.closing.labelled import open_in
+from ratelimits.billing.reports.rows import FINAL
+from ratelimits.billing.reports.statements import statements
+from ratelimits.billing.reports.verify import manifest
 from ratelimits.models.accounts.named import NamedCustomer, of_tokens
 from ratelimits.moments import moment
-from ratelimits.push.deliveries import plan
-from ratelimits.push.receivers import receiver
-from ratelimits.reports.closing.labelled import open_in
-from ratelimits.reports.rows import FINAL
-from ratelimits.reports.statements import statements
-from ratelimits.reports.verify import manifest
 
 #: A report without its version: the token of the customer and the start of the period.
 Subject = tuple[str, int]

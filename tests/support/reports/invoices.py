@@ -7,8 +7,10 @@ from typing import Any
 from django.db.models import QuerySet
 
 from ratelimits import engine
-from ratelimits.models import Account, ConfigVersion, Name, Plan, PlanInclusion, Report, ReportLine, ShardState
-from ratelimits.reports.closing.close import finalise
+from ratelimits.billing.models import Report, ReportLine
+from ratelimits.billing.reports.closing.close import finalise
+from ratelimits.models import Account, ConfigVersion, Name, Plan, PlanInclusion
+from ratelimits.usage.models import ShardState
 from tests.support.usage.traffic import at, flow, opened_late, use
 
 

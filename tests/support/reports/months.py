@@ -15,28 +15,22 @@ from django.contrib.auth import get_user_model
 from django.db.models import QuerySet
 
 from ratelimits import engine
+from ratelimits.billing.models import Adjustment
+from ratelimits.billing.reports.closing.close import finalise
 from ratelimits.conf import conf
-from ratelimits.customers.move import NotMovedError, move
 from ratelimits.engine.keys import account_shard
 from ratelimits.engine.server import current_server
-from ratelimits.models import (
-    Account,
-    Adjustment,
-    ConfigVersion,
-    Customer,
-    Name,
-    Plan,
-    ShardState,
-)
+from ratelimits.models import Account, ConfigVersion, Customer, Name, Plan
 from ratelimits.models.accounts import SecondAccountError
 from ratelimits.models.accounts.named import named_now
 from ratelimits.models.customers import waiting_text
 from ratelimits.models.periods import timelines_of
 from ratelimits.moments import moment
-from ratelimits.reports.closing.close import finalise
-from ratelimits.usage.drain import drain
-from ratelimits.usage.seal import seal
-from ratelimits.usage.tally import tally
+from ratelimits.usage.customers.move import NotMovedError, move
+from ratelimits.usage.ledger.drain import drain
+from ratelimits.usage.ledger.seal import seal
+from ratelimits.usage.ledger.tally import tally
+from ratelimits.usage.models import ShardState
 from tests.reference.amounts import SECOND
 from tests.reference.customers import Books, Use
 from tests.reference.periods import DAY

@@ -12,17 +12,19 @@ from typing import Any
 
 from django.db.models import Sum
 
-from ratelimits.customers.counting import count_again
-from ratelimits.models import FrozenPeriod, Name, PeriodUsage, Report, ReportLine, ShardState
+from ratelimits.billing.models import Report, ReportLine
+from ratelimits.billing.reports.exports import FORMATS
+from ratelimits.billing.reports.rows import FINAL
+from ratelimits.billing.reports.statements import statements
+from ratelimits.billing.reports.statements.charges import lines_for
+from ratelimits.billing.reports.verify.report import ReportVerifier
+from ratelimits.billing.reports.verify.terms import verify_terms
+from ratelimits.billing.reports.verify.totals import verify_totals
+from ratelimits.models import FrozenPeriod, Name
 from ratelimits.models.accounts.named import named_now
 from ratelimits.models.periods import timelines_of
-from ratelimits.reports.exports import FORMATS
-from ratelimits.reports.rows import FINAL
-from ratelimits.reports.statements import statements
-from ratelimits.reports.statements.charges import lines_for
-from ratelimits.reports.verify.report import ReportVerifier
-from ratelimits.reports.verify.terms import verify_terms
-from ratelimits.reports.verify.totals import verify_totals
+from ratelimits.usage.customers.counting import count_again
+from ratelimits.usage.models import PeriodUsage, ShardState
 from tests.reference.amounts import SECOND
 from tests.reference.customers import LARGEST, Bill, Span
 from tests.reference.periods import DAY

@@ -7,7 +7,8 @@ from fractions import Fraction
 from random import Random
 from typing import Any
 
-from ratelimits.models import Plan, PlanInclusion, PlanPrice
+from ratelimits.billing.models import PlanPrice
+from ratelimits.models import Plan, PlanInclusion
 from tests.reference.customers import Books, Offer, Price, Tier
 from tests.support.reports.edits import edit_at
 

@@ -10,10 +10,11 @@ from typing import Any
 from django.core.management import CommandError, call_command
 from django.db.models import QuerySet
 
-from ratelimits.models import Account, Plan, PlanPrice, Report
-from ratelimits.reports.exports import FORMATS
-from ratelimits.reports.statements import statement
-from ratelimits.reports.statements.charges import lines_for
+from ratelimits.billing.models import PlanPrice, Report
+from ratelimits.billing.reports.exports import FORMATS
+from ratelimits.billing.reports.statements import statement
+from ratelimits.billing.reports.statements.charges import lines_for
+from ratelimits.models import Account, Plan
 from tests.support.reports.invoices import account
 
 TIERS = "10: 1\n20: 0.5 + 2\nmore: 0.333"

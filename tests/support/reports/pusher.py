@@ -25,14 +25,14 @@ LONGEST = 20.0
 
 def clock(start: float) -> datetime:
     """Return the time for pushers and receivers. At the real time `start` it was NOW."""
-    from tests.push.conftest import NOW
+    from tests.billing.push.conftest import NOW
 
     return NOW + timedelta(seconds=time.time() - start)
 
 
 def impatient() -> None:
     """Make claims and pauses very short, so that they end during the test."""
-    from ratelimits.push import deliveries
+    from ratelimits.billing.push import deliveries
 
     deliveries.CLAIM = timedelta(seconds=1)
     deliveries.FIRST_PAUSE, deliveries.MAX_PAUSE = timedelta(seconds=0.02), timedelta(seconds=0.1)
@@ -40,9 +40,9 @@ def impatient() -> None:
 
 def work(now: datetime, rng: random.Random) -> None:
     """Close what can be closed, and push it to every receiver, one after the other."""
-    from ratelimits.push.deliveries import plan, send
-    from ratelimits.push.receivers import receivers
-    from ratelimits.reports.closing.close import finalise
+    from ratelimits.billing.push.deliveries import plan, send
+    from ratelimits.billing.push.receivers import receivers
+    from ratelimits.billing.reports.closing.close import finalise
 
     finalise(int(now.timestamp()) * 1_000_000)
     everybody = receivers()
@@ -52,7 +52,7 @@ def work(now: datetime, rng: random.Random) -> None:
 
 
 def _child(number: int, rng: random.Random) -> None:
-    from ratelimits.usage import crash
+    from ratelimits.usage.ledger import crash
 
     points = (*crash.CLOSE_STEPS, *crash.PUSH_STEPS)
     die_at(points[number % len(points)], rng.randrange(2), rng)

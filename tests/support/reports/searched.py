@@ -7,13 +7,14 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import Any
 
-from django.apps import apps
 from django.db import connection
+
+from tests.support.own_apps import own_models
 
 
 def tables() -> Iterator[str]:
     """Yield the tables of the app and of Django's log, as the database has them."""
-    own = apps.get_app_config("ratelimits").get_models(include_auto_created=True)
+    own = own_models(include_auto_created=True)
     for model in own:
         if model._meta.managed and not model._meta.proxy:
             yield model._meta.db_table

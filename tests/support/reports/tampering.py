@@ -13,8 +13,12 @@ from typing import Any
 
 from django.db import models
 
-from ratelimits.models import (
-    Adjustment,
+from ratelimits.billing.models import Adjustment, Report, ReportLine
+from ratelimits.billing.reports import signing
+from ratelimits.billing.reports.statements import version_rows
+from ratelimits.moments import moment
+from ratelimits.usage.ledger.packet import canonical, chained, checksum, content_digest, header_of
+from ratelimits.usage.models import (
     ArchivedRange,
     Batch,
     ChainMark,
@@ -24,15 +28,9 @@ from ratelimits.models import (
     PeriodUsage,
     ProcessTotal,
     QuarantinedBatch,
-    Report,
-    ReportLine,
     ShardState,
 )
-from ratelimits.models.ledger import COUNTERS, SUBJECT
-from ratelimits.moments import moment
-from ratelimits.reports import signing
-from ratelimits.reports.statements import version_rows
-from ratelimits.usage.packet import canonical, chained, checksum, content_digest, header_of
+from ratelimits.usage.models.ledger import COUNTERS, SUBJECT
 from tests.support.reports.invoices import spend
 from tests.support.usage.traffic import at
 

@@ -9,26 +9,21 @@ from typing import Any
 from django.db import models
 from django.utils import timezone
 
+from ratelimits.billing.models import PlanPrice, PushDelivery, PushedReport, PushReceiver, Report
 from ratelimits.models import (
     Access,
     Account,
     ConfigVersion,
-    DurabilityGap,
     FrozenPeriod,
-    GapChange,
     KeyOverride,
     Plan,
     PlanInclusion,
     PlanMembership,
-    PlanPrice,
-    PushDelivery,
-    PushedReport,
-    PushReceiver,
-    Report,
     Rule,
 )
 from ratelimits.models.versioned import versioned_models
 from ratelimits.moments import moment
+from ratelimits.usage.models import DurabilityGap, GapChange
 from tests.support.reports.tampering import TABLES, UNIQUE, Damage, Model, kinds_of, redigest, rows, write
 from tests.support.usage.traffic import at
 

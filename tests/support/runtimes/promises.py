@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import sys
 
+from tests.support.own_apps import OWN
+
 if __name__ == "__main__" and sys.argv[1] == "gevent":
     from gevent import monkey  # type: ignore[import-untyped]
 
@@ -138,7 +140,13 @@ def _configure(folder: Path, server: EmbeddedServer, *, async_views: bool) -> No
         # A project may have it in production: it says nothing about tests.
         EMAIL_BACKEND="django.core.mail.backends.locmem.EmailBackend",
         INSTALLED_APPS=[
-            *("django.contrib.auth", "django.contrib.contenttypes", "rest_framework", "simple_history", "ratelimits")
+            *(
+                "django.contrib.auth",
+                "django.contrib.contenttypes",
+                "rest_framework",
+                "simple_history",
+                *OWN,
+            )
         ],
         MIDDLEWARE=["ratelimits.middleware.QuotaMiddleware"],
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": str(folder / "site.sqlite3")}},
@@ -213,8 +221,8 @@ def many_rules_limit(client: Client, controls: Controls, server: EmbeddedServer)
 
 
 def process_totals_are_written(client: Client, controls: Controls, server: EmbeddedServer) -> None:
-    from ratelimits.models import ProcessTotal
-    from ratelimits.quota.usage import process_totals
+    from ratelimits.usage.counting import process_totals
+    from ratelimits.usage.models import ProcessTotal
 
     assert client.get("/plain/").status_code == 200
     own = ProcessTotal.objects.filter(process=process_totals.process(), kind="admitted")
@@ -222,8 +230,8 @@ def process_totals_are_written(client: Client, controls: Controls, server: Embed
 
 
 def the_first_requests_after_an_outage_are_decided(client: Client, controls: Controls, server: EmbeddedServer) -> None:
-    from ratelimits.models import ProcessTotal
-    from ratelimits.quota.usage import process_totals
+    from ratelimits.usage.counting import process_totals
+    from ratelimits.usage.models import ProcessTotal
 
     _window("back", capacity=10)
     assert client.get("/back/").status_code == 200
@@ -254,9 +262,9 @@ def the_embedded_server_is_private(client: Client, controls: Controls, server: E
 
 
 def a_clean_restart_is_one_gap(client: Client, controls: Controls, server: EmbeddedServer) -> None:
-    from ratelimits.models import DurabilityGap
-    from ratelimits.usage.drain import drain
-    from ratelimits.usage.seal import seal
+    from ratelimits.usage.ledger.drain import drain
+    from ratelimits.usage.ledger.seal import seal
+    from ratelimits.usage.models import DurabilityGap
 
     def flow() -> None:
         assert client.get("/plain/").status_code == 200

@@ -19,7 +19,7 @@ from celery.signals import task_prerun
 from django.conf import settings
 
 from project.celery import app
-from ratelimits.usage import crash
+from ratelimits.usage.ledger import crash
 
 # Two children can do this number of drains. More drains would wait in the queue and expire.
 settings.RATELIMITS.update(SEAL_INTERVAL=0.3, DRAIN_INTERVAL=0.5, COMPACT_INTERVAL=0.5)
@@ -32,7 +32,7 @@ app.conf.broker_transport_options = {"visibility_timeout": 2}
 
 @app.on_after_finalize.connect
 def _compact_at_once(sender: object, **kwargs: object) -> None:
-    from ratelimits.usage.retention import compact
+    from ratelimits.usage.ledger.retention import compact
 
     compact.SPAN = 300_000
 

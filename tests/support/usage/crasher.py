@@ -25,13 +25,13 @@ SPAN = 300_000
 def _child(number: int, rng: random.Random) -> None:
     from redis.exceptions import RedisError
 
-    from ratelimits.usage import crash
-    from ratelimits.usage.apply import BatchOutcome
-    from ratelimits.usage.drain import drain
-    from ratelimits.usage.fence import NotFencedError
-    from ratelimits.usage.retention import compact
-    from ratelimits.usage.seal import seal
-    from ratelimits.usage.tally import tally
+    from ratelimits.usage.ledger import crash
+    from ratelimits.usage.ledger.apply import BatchOutcome
+    from ratelimits.usage.ledger.drain import drain
+    from ratelimits.usage.ledger.fence import NotFencedError
+    from ratelimits.usage.ledger.retention import compact
+    from ratelimits.usage.ledger.seal import seal
+    from ratelimits.usage.ledger.tally import tally
 
     die_at(crash.STEPS[number % len(crash.STEPS)], rng.randrange(4), rng)
     compact.SPAN = SPAN

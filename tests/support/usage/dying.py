@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from django.db import connection
 
-from ratelimits.usage import crash
+from ratelimits.usage.ledger import crash
 from tests.support.usage.background import forked
 
 

@@ -11,7 +11,7 @@ from django.db.models import Sum
 from redis.exceptions import RedisError
 
 from ratelimits import engine
-from ratelimits.models import Line
+from ratelimits.usage.models import Line
 from tests.support.usage.background import Background
 from tests.support.usage.traffic import use
 

@@ -36,10 +36,10 @@ def work(rng: random.Random) -> None:
     """Tally, then perhaps close what can be closed, then move a text to some customer."""
     from django.contrib.auth.models import User
 
-    from ratelimits.customers.move import NotMovedError, move
+    from ratelimits.billing.reports.closing.close import finalise
     from ratelimits.models import Customer
-    from ratelimits.reports.closing.close import finalise
-    from ratelimits.usage.tally import tally
+    from ratelimits.usage.customers.move import NotMovedError, move
+    from ratelimits.usage.ledger.tally import tally
 
     tally()
     if rng.random() < 0.3:
@@ -55,7 +55,7 @@ def work(rng: random.Random) -> None:
 
 
 def _child(number: int, rng: random.Random) -> None:
-    from ratelimits.usage import crash
+    from ratelimits.usage.ledger import crash
 
     points = (*crash.MOVE_STEPS, *crash.TALLY_STEPS, *crash.CLOSE_STEPS)
     die_at(points[number % len(points)], rng.randrange(2), rng)

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import redis
 
-from ratelimits.models import ConfigVersion, QuarantinedBatch
-from ratelimits.usage.apply import BatchOutcome
-from ratelimits.usage.drain import drain
-from ratelimits.usage.seal import seal
+from ratelimits.models import ConfigVersion
+from ratelimits.usage.ledger.apply import BatchOutcome
+from ratelimits.usage.ledger.drain import drain
+from ratelimits.usage.ledger.seal import seal
+from ratelimits.usage.models import QuarantinedBatch
 from tests.support.usage.traffic import flow, use
-from tests.usage.test_gaps import keys, put_back
+from tests.usage.ledger.test_gaps import keys, put_back
 
 Fork = Callable[[int], QuarantinedBatch]
 

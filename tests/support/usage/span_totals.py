@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from ratelimits.models import KeyTotal, Line, RuleTotal
-from ratelimits.models.status.totals import DAY, FIVE_DAYS, HOUR, QUARTER, SIX_HOURS, SUMS
-from ratelimits.usage.span_totals import first_start
+from ratelimits.usage.ledger.span_totals import first_start
+from ratelimits.usage.models import KeyTotal, Line, RuleTotal
+from ratelimits.usage.models.totals import DAY, FIVE_DAYS, HOUR, QUARTER, SIX_HOURS, SUMS
 
 _RULE, _KEY = ("rule", "meter"), ("account", "key", "rule", "meter")
 _SPANS = (

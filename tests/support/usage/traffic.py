@@ -9,11 +9,11 @@ from typing import Any
 from ratelimits import engine
 from ratelimits.algorithms.limits import TokenBucket
 from ratelimits.engine.server import current_server
-from ratelimits.models import ShardState
-from ratelimits.usage.apply import BatchOutcome
-from ratelimits.usage.drain import DrainResult, drain
-from ratelimits.usage.seal import seal
-from ratelimits.usage.tally import tally
+from ratelimits.usage.ledger.apply import BatchOutcome
+from ratelimits.usage.ledger.drain import DrainResult, drain
+from ratelimits.usage.ledger.seal import seal
+from ratelimits.usage.ledger.tally import tally
+from ratelimits.usage.models import ShardState
 from tests.support.eventually import until
 
 #: A capacity that never refuses in a test.

@@ -1,3 +1,0 @@
-"""Reports in the admin, with their lines."""
-
-from __future__ import annotations
