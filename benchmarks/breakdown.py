@@ -122,7 +122,7 @@ def steps() -> list[Case]:
     from benchmarks.measured import in_place, ours
     from benchmarks.support.pipelines import run_of
     from ratelimits import rules
-    from ratelimits.addresses.proxies import address_of
+    from ratelimits.addresses import address_of
     from ratelimits.answers import headers
     from ratelimits.answers.answer import Answer
     from ratelimits.engine.call import new_nonce

@@ -23,8 +23,7 @@ from django.db.models import Model
 from django.http import HttpRequest
 from django.utils.functional import LazyObject, empty
 
-from ratelimits.addresses.proxies import address_of, trusts_no_proxy, unknown
-from ratelimits.addresses.reading import LONGEST_ADDRESS, UNKNOWN_ADDRESS, address_key
+from ratelimits.addresses import LONGEST_ADDRESS, UNKNOWN_ADDRESS, address_key, address_of, trusts_no_proxy, unknown
 from ratelimits.background.waiting import awaited, is_awaitable
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name

@@ -16,7 +16,7 @@ from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from django.views.generic import View
 
-from ratelimits.addresses.proxies import address_of
+from ratelimits.addresses import address_of
 from ratelimits.algorithms import typed_rates
 from ratelimits.algorithms.typed_numbers import Mistyped
 from ratelimits.checks.settings import check_cache

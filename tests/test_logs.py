@@ -73,6 +73,7 @@ def test_a_server_that_is_away_does_not_fill_the_log(
 @pytest.mark.parametrize(
     ("module", "names"),
     [
+        ("addresses", {"addresses.proxies"}),
         ("usage.api.views", {"usage.api.throttle"}),
         ("background", {"background", "background.stop_signals"}),
         ("identity", {"identity.requests"}),

@@ -18,7 +18,7 @@ from rest_framework.request import Request
 from rest_framework.test import APIRequestFactory
 
 from ratelimits import as_code, money
-from ratelimits.addresses.proxies import address_of
+from ratelimits.addresses import address_of
 from ratelimits.algorithms import typed_numbers, typed_rates
 from ratelimits.algorithms.calendar import parse_anchor, zone
 from ratelimits.billing.api.views import ReportQuery

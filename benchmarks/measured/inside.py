@@ -21,7 +21,7 @@ FUNCTIONS = (
     "ratelimits.throttling.by_rules:identify",
     "ratelimits.identity:api_key_of",
     "ratelimits.identity:address_of",
-    "ratelimits.addresses.proxies:proxies",
+    "ratelimits.addresses:proxies",
     "ratelimits.identity:address_key",
     "ratelimits.throttling.by_rules:check_and_wait",
     "ratelimits.quota.checking:check",

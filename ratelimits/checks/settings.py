@@ -14,7 +14,7 @@ from django.db import DatabaseError, connections, router
 from redis import ConnectionPool
 from redis.exceptions import RedisError
 
-from ratelimits.addresses.proxies import proxies, proxy_networks
+from ratelimits.addresses import proxies, proxy_networks
 from ratelimits.conf import A_DICT, DEFAULTS, OF_APPS, conf, embedded, shown, wrong
 from ratelimits.conf.setting_rules import complaint
 from ratelimits.embedded import ServerStartError, valkey_binary

@@ -14,7 +14,7 @@ from django.core.validators import MaxLengthValidator
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ratelimits.addresses.reading import UNKNOWN_ADDRESS, ipv4_network_in
+from ratelimits.addresses import UNKNOWN_ADDRESS, ipv4_network_in
 from ratelimits.engine.keys import LONGEST_KEY, LONGEST_NAME, ledger_name
 from ratelimits.models.fields import view_key_texts
 from ratelimits.models.fields.rule_fields import IPV6_PREFIX

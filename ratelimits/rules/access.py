@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django.db.models import Q
 
 from ratelimits import moments
-from ratelimits.addresses.reading import are_read_as_ipv4
+from ratelimits.addresses import are_read_as_ipv4
 from ratelimits.algorithms.calendar import instant
 from ratelimits.models.access.rows import Access
 from ratelimits.models.keys import key_name

@@ -14,7 +14,7 @@ from django.core.exceptions import ValidationError
 from django.db.models import Model, Q
 from django.utils.translation import gettext as _
 
-from ratelimits.addresses.reading import address_key
+from ratelimits.addresses import address_key
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.models import Access, Account, KeyOverride, PlanMembership

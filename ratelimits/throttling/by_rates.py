@@ -18,8 +18,7 @@ from rest_framework import throttling
 from rest_framework.request import Request
 from rest_framework.settings import api_settings
 
-from ratelimits.addresses.proxies import address_of
-from ratelimits.addresses.reading import coarser_keys
+from ratelimits.addresses import address_of, coarser_keys
 from ratelimits.algorithms import typed_rates
 from ratelimits.algorithms.limits import Limit, SlidingLog
 from ratelimits.algorithms.parsing import MICROSECONDS

@@ -18,7 +18,7 @@ from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 from urllib.parse import urlsplit
 
-from ratelimits.addresses.reading import ipv4_in
+from ratelimits.addresses import ipv4_in
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer

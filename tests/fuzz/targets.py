@@ -19,7 +19,7 @@ from django.test import override_settings
 from rest_framework.exceptions import ValidationError as RefusedValue
 
 from ratelimits import as_code
-from ratelimits.addresses.proxies import address_of
+from ratelimits.addresses import address_of
 from ratelimits.algorithms import typed_numbers, typed_rates
 from ratelimits.algorithms.calendar import parse_anchor
 from ratelimits.billing.pricing import tiers

@@ -17,7 +17,7 @@ from rest_framework.request import Request
 
 from project.models import ApiKey
 from ratelimits import identity
-from ratelimits.addresses.reading import UNKNOWN_ADDRESS
+from ratelimits.addresses import UNKNOWN_ADDRESS
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import Identity, NotAName, aidentify, api_key_of, identify
 from ratelimits.quota import checking

@@ -74,8 +74,8 @@ FAULTS = (
     ),
     Fault(
         "the first entry of X-Forwarded-For is the client",
-        "addresses/proxies.py",
-        "addresses",
+        "addresses.py",
+        "test_addresses.py",
         "last_entries[-from_end]",
         "last_entries[0]",
     ),

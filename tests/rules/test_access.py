@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ratelimits.addresses.reading import address_key
+from ratelimits.addresses import address_key
 from ratelimits.identity import Identity
 from ratelimits.models.access.targets import canonical
 from ratelimits.rules.access import AccessIndex, AccessRow

@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ratelimits import as_code
-from ratelimits.addresses.proxies import proxies
+from ratelimits.addresses import proxies
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.progress import shown

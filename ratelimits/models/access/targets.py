@@ -7,7 +7,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from django.core.exceptions import ValidationError
 from django.utils.translation import gettext_lazy as _
 
-from ratelimits.addresses.reading import UNKNOWN_ADDRESS
+from ratelimits.addresses import UNKNOWN_ADDRESS
 from ratelimits.models.keys import canonical_key, ipv4_counted, validate_key
 
 #: IPv6 addresses are counted by their /64 network, so a smaller network cannot be a target.

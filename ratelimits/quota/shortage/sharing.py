@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 from ratelimits import rules
-from ratelimits.addresses.reading import coarser_keys
+from ratelimits.addresses import coarser_keys
 from ratelimits.engine import NotSent, Unanswered, memory
 from ratelimits.engine.known import StatesExist
 from ratelimits.engine.memory import Shortage
