@@ -23,7 +23,7 @@ from ratelimits.admin.row_files.page import RowFiles
 from ratelimits.admin.suggestions import KeySuggestions, RowSuggestions
 from ratelimits.admin.typed import MOMENTS, TypedNumbers, local_time, primary_key
 from ratelimits.algorithms import calendar
-from ratelimits.algorithms.wording import amount
+from ratelimits.algorithms.base import amount
 from ratelimits.conf import conf
 from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, Rule
 from ratelimits.models.accounts import plan_parts

@@ -1,19 +1,133 @@
-"""The base class of all algorithms.
+"""The base class of all algorithms, with the numbers and the texts of their parameters.
 
-An algorithm has the parameters of a limit. It checks them, and writes them as numbers for the Lua script.
+An algorithm has the parameters of a limit. It checks them, writes them as numbers for the Lua script, and describes
+them in a sentence. For a value that is not valid, the functions that check numbers raise ValueError with a sentence
+that says what to write instead. The sentence begins with `name`, the name of the field.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import ClassVar, NamedTuple
 
 from ratelimits.algorithms.billing_periods import PeriodTerms
-from ratelimits.algorithms.parsing import whole
-from ratelimits.algorithms.wording import Wording
+
+#: Microseconds in a second.
+MICROSECONDS = 1_000_000
+#: Maximum length of a span in µs. The Lua script adds a span to the present moment. It calculates with doubles, and
+#: doubles are exact for whole numbers up to 2**53.
+HORIZON = 2**52
+#: Maximum capacity. No other number of a rule can be larger.
+MAX_PERMITS = 10**12
+
+
+def exact(name: str, value: object, minimum: Decimal | int = 0, *, above: bool = False) -> Decimal:
+    """Return a value as a decimal with at most six places.
+
+    The value must be from `minimum` to MAX_PERMITS. If `above` is true, it must be above `minimum`.
+    """
+    try:
+        if isinstance(value, str) and ("_" in value or not value.isascii()):
+            raise InvalidOperation  # Decimal would accept "1_0" and digits of other writing systems
+        number = value if isinstance(value, Decimal) else Decimal(str(value))
+    except (InvalidOperation, ValueError) as error:
+        raise ValueError(f"{name} must be a number, not {value!r}") from error
+    if isinstance(value, bool) or not number.is_finite():
+        raise ValueError(f"{name} must be a number, not {value if isinstance(value, Decimal) else repr(value)}")
+    if number < minimum or (above and number == minimum):
+        raise ValueError(f"{name} must be {'above' if above else 'at least'} {minimum}, not {number}")
+    if number > MAX_PERMITS:
+        raise ValueError(f"{name} must be at most {MAX_PERMITS}, not {number}")
+    if number != round(number, 6):
+        raise ValueError(f"{name} has more than six decimal places: write {round(number, 6).normalize():f}")
+    return number
+
+
+def whole(name: str, value: object, minimum: int = 0, maximum: int = MAX_PERMITS) -> int:
+    """Return a value as a whole number. It must be from `minimum` to `maximum`."""
+    number = exact(name, value)
+    if number % 1:
+        raise ValueError(f"{name} must be a whole number, not {value}")
+    if not minimum <= number <= maximum:
+        raise ValueError(f"{name} must be from {minimum} to {maximum}, not {number}")
+    return int(number)
+
+
+def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    """Return a value as a str. It must be one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+    return str(value)
+
+
+def micros(seconds: Decimal) -> int:
+    """Return a length of time in seconds as whole µs."""
+    return int(seconds * MICROSECONDS)
+
+
+def length(name: str, value: object) -> Decimal:
+    """Return a length of time in seconds. It must be above 0 and at most HORIZON, which is in µs."""
+    seconds = exact(name, value, above=True)
+    if micros(seconds) > HORIZON:
+        raise ValueError(f"{name} is longer than 142 years: write a shorter one")
+    return seconds
+
+
+def gettext_noop(text: str) -> str:
+    """Return the text unchanged. Django's `makemessages` collects the texts in calls of a function with this name."""
+    return text
+
+
+def number(value: Decimal | int) -> str:
+    """Return a number as text, without trailing zeros and with commas between thousands."""
+    return f"{Decimal(value).normalize():,f}"
+
+
+def amount(value: Decimal | int, unit: str) -> str:
+    """Return a number with its unit as text: "1 request", "2 requests"."""
+    if value == 1 and unit.endswith("s") and not unit.endswith("ss"):
+        unit = unit[:-1]
+    return f"{number(value)} {unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """Writes texts in one language. `gettext` and `ngettext` translate texts, as Django's functions do."""
+
+    gettext: Callable[[str], str]
+    ngettext: Callable[[str, str, int], str]
+
+    def span(self, seconds: Decimal, *, bare: bool = False) -> str:
+        """Return a length of time as text: "30 days". If `bare` is true, return "day" for one day, as in "per day"."""
+        for size, unit_of, number_of in _SPANS:
+            count = seconds / size
+            if count == 1 and bare:
+                return unit_of(self)
+            # Write weeks only for exactly one week, because people say "14 days" and not "2 weeks".
+            if count >= 1 and not count % 1 and (size < 604_800 or count == 1):
+                return number_of(self, int(count)) % {"n": number(count)}
+        plural = 2  # "0.5 seconds" has the plural, as "2 seconds" has
+        return number_of(self, plural) % {"n": number(seconds)}
+
+    def pace(self, rate: Decimal, period: Decimal, unit: str) -> str:
+        """Return a rate as text: "5 requests per second"."""
+        shown = {"amount": amount(rate, unit), "span": self.span(period, bare=True)}
+        return self.gettext("%(amount)s per %(span)s") % shown
+
+
+#: For each unit of time: its length in seconds, a function that returns its name, and a function that returns the text
+#: for a number of these units.
+_SPANS: tuple[tuple[int, Callable[[Wording], str], Callable[[Wording, int], str]], ...] = (
+    (604_800, lambda words: words.gettext("week"), lambda words, n: words.ngettext("%(n)s week", "%(n)s weeks", n)),
+    (86_400, lambda words: words.gettext("day"), lambda words, n: words.ngettext("%(n)s day", "%(n)s days", n)),
+    (3_600, lambda words: words.gettext("hour"), lambda words, n: words.ngettext("%(n)s hour", "%(n)s hours", n)),
+    (60, lambda words: words.gettext("minute"), lambda words, n: words.ngettext("%(n)s minute", "%(n)s minutes", n)),
+    (1, lambda words: words.gettext("second"), lambda words, n: words.ngettext("%(n)s second", "%(n)s seconds", n)),
+)
+
 
 #: The numbers that the Lua script gets for a limit. The line "--@params" of the algorithm's Lua file names them.
 Params = tuple[int, ...]

@@ -1,4 +1,4 @@
-"""The list of all algorithms, and the class of a limit of one request.
+"""The list of all algorithms, the class of a limit of one request, and the rules that people write as JSON.
 
 Every algorithm is a frozen dataclass. Its fields have the same names as in the admin form and in rule files (JSON). For
 a value that is not valid, ValueError is raised with a sentence that says what to write instead. Decimals such as `rate`
@@ -8,16 +8,24 @@ microseconds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import IntEnum
 from functools import cache
 from typing import Any
 
+from ratelimits.algorithms import typed_rates
 from ratelimits.algorithms.base import Algorithm
 from ratelimits.algorithms.billing_periods import check_terms
-from ratelimits.algorithms.concurrency import Concurrency
 from ratelimits.algorithms.rates import Gcra, LeakyBucket, LeakyBucketQueue, SmoothBursty, SmoothWarmingUp, TokenBucket
-from ratelimits.algorithms.windows import NO_FIELD_OF_RULES, CalendarWindow, FixedWindow, SlidingLog, SlidingWindow
+from ratelimits.algorithms.windows import (
+    NO_FIELD_OF_RULES,
+    CalendarWindow,
+    Concurrency,
+    FixedWindow,
+    SlidingLog,
+    SlidingWindow,
+)
 
 __all__ = [
     "ALGORITHMS",
@@ -138,6 +146,40 @@ def algorithm_from_json(data: Any) -> Algorithm:
     if algorithm.follows_billing:  # Only a rule for `ratelimits_simulate` has a time zone and an anchor here.
         check_terms(values.get("timezone", "UTC"), values.get("anchor"), _ANY_MOMENT)
     return algorithm
+
+
+def with_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a rule, with numbers in place of a typed rate. Other values are returned as they are.
+
+    The typed rate also gives the period. It gives the capacity, if the algorithm has a capacity and `values` has none.
+    Raise ValueError if the text is not a rate, or if it contradicts another field.
+    """
+    numbers = dict(values)
+    rate, algorithm = values.get("rate"), values.get("algorithm")
+    fields = fields_of(algorithm) if isinstance(algorithm, str) and algorithm in ALGORITHMS else ()
+    if not isinstance(rate, str) or not typed_rates.is_rate(rate) or "period" not in fields:
+        return numbers
+    permits, period = typed_rates.rate(rate)
+    given_period = numbers.get("period")
+    if isinstance(given_period, str):
+        given_period = typed_rates.seconds(given_period)
+    if given_period is not None and given_period != period:
+        raise ValueError("the rate contains another period: delete the field period, or write the rate as a number")
+    numbers["period"] = period
+    if "rate" in fields:
+        numbers["rate"] = permits
+    else:
+        del numbers["rate"]
+    if "capacity" not in fields:
+        return numbers
+    given_capacity = numbers.get("capacity")
+    if given_capacity is None and permits != permits.to_integral_value():
+        raise ValueError("the permits of the rate are not a whole number: write the field capacity too")
+    if given_capacity is not None and "rate" not in fields and given_capacity != permits:
+        raise ValueError("the rate contains another capacity: delete the field capacity or the field rate")
+    if given_capacity is None:
+        numbers["capacity"] = int(permits)
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,20 @@ from fractions import Fraction
 from math import ceil, lcm
 
 from ratelimits.algorithms import typed_numbers
-from ratelimits.algorithms.base import Algorithm, Bounded, Params
-from ratelimits.algorithms.parsing import HORIZON, MAX_PERMITS, exact, length, micros, whole
-from ratelimits.algorithms.wording import Wording, gettext_noop, number
+from ratelimits.algorithms.base import (
+    HORIZON,
+    MAX_PERMITS,
+    Algorithm,
+    Bounded,
+    Params,
+    Wording,
+    exact,
+    gettext_noop,
+    length,
+    micros,
+    number,
+    whole,
+)
 
 
 def _check_countable(interval: Fraction, permits: int) -> None:

@@ -11,7 +11,7 @@ import re
 from decimal import Decimal
 from typing import NamedTuple
 
-from ratelimits.algorithms.wording import gettext_noop
+from ratelimits.algorithms.base import gettext_noop
 
 #: A longer text is no number. A message shows at most this many characters of a text.
 MAX_TEXT = 100

@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ratelimits.algorithms import typed_numbers
+from ratelimits.algorithms.base import gettext_noop
 from ratelimits.algorithms.typed_numbers import MAX_TEXT, PLAIN, Mistyped, Notation
-from ratelimits.algorithms.wording import gettext_noop
 
 _SECONDS = {
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1),

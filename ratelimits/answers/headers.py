@@ -14,8 +14,8 @@ from math import ceil
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from ratelimits.algorithms.base import MICROSECONDS
 from ratelimits.algorithms.limits import Algorithm
-from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
 from ratelimits.engine.clock import clock
 from ratelimits.engine.decision import Decision

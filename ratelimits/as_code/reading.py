@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ratelimits.algorithms import typed_rates
-from ratelimits.algorithms.limits import ALGORITHMS, DEFAULT_ALGORITHM, fields_of
-from ratelimits.algorithms.typed_rules import with_numbers
+from ratelimits.algorithms.limits import ALGORITHMS, DEFAULT_ALGORITHM, fields_of, with_numbers
 from ratelimits.as_code.types import (
     NULLABLE,
     RULE,

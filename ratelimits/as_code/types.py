@@ -8,7 +8,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
 from ratelimits.algorithms import typed_numbers
-from ratelimits.algorithms.parsing import MAX_PERMITS
+from ratelimits.algorithms.base import MAX_PERMITS
 from ratelimits.algorithms.typed_numbers import Mistyped
 from ratelimits.models.accounts import PlanInclusion
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.algorithms.base import MICROSECONDS
 from ratelimits.engine.keys import BIN_SECONDS, Keyspace, account_shard, shard_of
 from ratelimits.engine.program import Program
 

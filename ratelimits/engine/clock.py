@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.algorithms.base import MICROSECONDS
 
 
 class Clock:

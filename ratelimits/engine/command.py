@@ -7,7 +7,7 @@ from functools import lru_cache
 from time import time_ns
 from typing import Any
 
-from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.algorithms.base import MICROSECONDS
 from ratelimits.engine import memory
 from ratelimits.engine.assemble import Assembled, Shape, assembled
 from ratelimits.engine.call import ANY, Call, Meter, Op, Usage, bin_of, shard, shard_of_usage

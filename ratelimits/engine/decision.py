@@ -6,8 +6,8 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ratelimits.algorithms.base import MICROSECONDS
 from ratelimits.algorithms.limits import Mode
-from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.engine.call import Call, Op, Receipt, bin_of
 from ratelimits.engine.program import MAX_LIMITS, Program, program
 

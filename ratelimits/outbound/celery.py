@@ -15,8 +15,8 @@ from celery import Task
 from celery.exceptions import Ignore
 from django.core.exceptions import ImproperlyConfigured
 
+from ratelimits.algorithms.base import MICROSECONDS
 from ratelimits.algorithms.limits import Algorithm
-from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.answers.answer import Answer
 from ratelimits.engine import Mode
 from ratelimits.engine.clock import clock

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from redis.exceptions import ResponseError
 
 from ratelimits.algorithms import typed_rates
+from ratelimits.algorithms.base import HORIZON, MICROSECONDS
 from ratelimits.algorithms.limits import Algorithm, LeakyBucketQueue
-from ratelimits.algorithms.parsing import HORIZON, MICROSECONDS
 from ratelimits.answers import observing
 from ratelimits.answers.answer import Answer
 from ratelimits.conf import conf

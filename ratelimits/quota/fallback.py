@@ -7,8 +7,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from ratelimits.algorithms.base import MICROSECONDS
 from ratelimits.algorithms.limits import Algorithm
-from ratelimits.algorithms.parsing import MICROSECONDS
 
 #: Maximum number of limits in memory. The limits that were not used for the longest time are forgotten first.
 MAX_KEYS = 100_000

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ratelimits import rules
-from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.algorithms.base import MICROSECONDS
 from ratelimits.answers.answer import Answer
 from ratelimits.conf import conf
 from ratelimits.engine import Decision

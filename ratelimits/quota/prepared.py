@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from ratelimits.algorithms.base import MICROSECONDS
 from ratelimits.algorithms.limits import Lasting
-from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.answers import headers
 from ratelimits.conf import conf
 from ratelimits.engine import Meter, Mode, Usage, memory, memory_watch

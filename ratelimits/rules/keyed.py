@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from django.db.models import Max, Q
 
+from ratelimits.algorithms.base import MICROSECONDS
 from ratelimits.algorithms.billing_periods import Frozen
 from ratelimits.algorithms.calendar import instant
-from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.engine.clock import clock
 from ratelimits.models.accounts import Account, PlanMembership
 from ratelimits.models.customers import Name

@@ -8,9 +8,8 @@ from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from itertools import islice
 from typing import Any, NamedTuple
 
-from ratelimits.algorithms.limits import Algorithm, algorithm_from_json
-from ratelimits.algorithms.parsing import HORIZON, MICROSECONDS
-from ratelimits.algorithms.typed_rules import with_numbers
+from ratelimits.algorithms.base import HORIZON, MICROSECONDS
+from ratelimits.algorithms.limits import Algorithm, algorithm_from_json, with_numbers
 from ratelimits.engine.call import Op
 from ratelimits.engine.program import MAX_LIMITS
 

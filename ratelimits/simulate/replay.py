@@ -20,7 +20,7 @@ from django.core.cache import caches
 from django_redis.cache import RedisCache
 from redis.exceptions import RedisError
 
-from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.algorithms.base import MICROSECONDS
 from ratelimits.embedded import EmbeddedServer, new_socket
 from ratelimits.engine.assemble.scripts import Script
 from ratelimits.engine.call import ANY, Call, Op

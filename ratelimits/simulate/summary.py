@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.algorithms.base import MICROSECONDS
 from ratelimits.engine.call import Op
 from ratelimits.simulate.lines import TraceLine
 from ratelimits.simulate.replay import LineOutcome

@@ -12,8 +12,8 @@ from decimal import Decimal
 from itertools import groupby
 from typing import NamedTuple
 
+from ratelimits.algorithms.base import HORIZON, MICROSECONDS, micros
 from ratelimits.algorithms.limits import Algorithm
-from ratelimits.algorithms.parsing import HORIZON, MICROSECONDS, micros
 from ratelimits.engine.call import Op
 from ratelimits.engine.transport.wire import Wire
 from ratelimits.simulate.lines import TraceLine

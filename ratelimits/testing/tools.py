@@ -16,9 +16,8 @@ from django.test.utils import TestContextDecorator, override_settings
 
 from ratelimits import rules
 from ratelimits.algorithms import typed_rates
-from ratelimits.algorithms.limits import DEFAULT_ALGORITHM
-from ratelimits.algorithms.parsing import MICROSECONDS
-from ratelimits.algorithms.typed_rules import with_numbers
+from ratelimits.algorithms.base import MICROSECONDS
+from ratelimits.algorithms.limits import DEFAULT_ALGORITHM, with_numbers
 from ratelimits.engine.clock import clock
 from ratelimits.models.accounts import Plan
 from ratelimits.models.rules import Rule

@@ -20,8 +20,8 @@ from rest_framework.settings import api_settings
 
 from ratelimits.addresses import address_of, coarser_keys
 from ratelimits.algorithms import typed_rates
+from ratelimits.algorithms.base import MICROSECONDS
 from ratelimits.algorithms.limits import Limit, SlidingLog
-from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.answers import headers
 from ratelimits.answers.answer import Answer
 from ratelimits.conf import conf, shown

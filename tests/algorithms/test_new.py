@@ -20,9 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 
-from ratelimits.algorithms.base import Bounded, Params
-from ratelimits.algorithms.parsing import length, micros
-from ratelimits.algorithms.wording import Wording, amount, gettext_noop
+from ratelimits.algorithms.base import Bounded, Params, Wording, amount, gettext_noop, length, micros
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +151,7 @@ def changed(tmp_path: Path) -> Path:
     (copy / "lua" / "algorithms" / "pause.lua").write_text(LUA)
     text = (copy / REGISTRY).read_text()
     text = text.replace("    Concurrency,\n)\n", "    Concurrency,\n    Pause,\n)\n")
-    line = "from ratelimits.algorithms.parsing" if "algorithms.parsing" in text else "from ratelimits.algorithms.rates"
+    line = "from ratelimits.algorithms.rates"
     text = text.replace(line, f"from ratelimits.algorithms.pause import Pause\n{line}", 1)
     (copy / REGISTRY).write_text(text)
     return copy

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from django.db.models import Exists, Model, OuterRef, Q, Subquery
 from django.utils.translation import gettext as _
 
-from ratelimits.algorithms.wording import number
+from ratelimits.algorithms.base import number
 from ratelimits.conf import conf
 from ratelimits.models import Plan
 from ratelimits.models.history import MOVED, is_erasure

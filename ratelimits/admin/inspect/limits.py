@@ -14,8 +14,8 @@ from django.utils.translation import gettext as _
 
 from ratelimits import moments
 from ratelimits.admin.operate.offered import explained_sentence
+from ratelimits.algorithms.base import number
 from ratelimits.algorithms.limits import Mode, fields_of
-from ratelimits.algorithms.wording import number
 from ratelimits.conf import conf
 from ratelimits.identity import Identity
 from ratelimits.models import KeyOverride, PlanMembership

@@ -12,9 +12,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ratelimits import rules
+from ratelimits.algorithms.base import Wording, amount
 from ratelimits.algorithms.limits import Algorithm, fields_of
 from ratelimits.algorithms.windows import UNIT_NAMES
-from ratelimits.algorithms.wording import Wording, amount
 from ratelimits.conf import conf
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.identity import Identity

@@ -14,7 +14,7 @@ from ratelimits import moments
 from ratelimits.admin.operate.chosen_key import may_view
 from ratelimits.admin.operate.confirming import may_operate
 from ratelimits.admin.typed import local_time
-from ratelimits.algorithms.wording import number
+from ratelimits.algorithms.base import number
 from ratelimits.conf import conf
 from ratelimits.models import KeyOverride
 

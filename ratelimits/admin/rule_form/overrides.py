@@ -22,7 +22,7 @@ from ratelimits.admin.row_files.page import RowFiles
 from ratelimits.admin.rule_form.typed_forms import TypedRates
 from ratelimits.admin.suggestions import KeySuggestions
 from ratelimits.admin.typed import MOMENTS, local_time
-from ratelimits.algorithms.wording import number
+from ratelimits.algorithms.base import number
 from ratelimits.conf import conf
 from ratelimits.models import KeyOverride, Rule
 from ratelimits.models.fields.numbers import typed_formfield

@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ratelimits.admin.rule_form.rule_text import effect
-from ratelimits.algorithms.wording import Wording, amount, number
+from ratelimits.algorithms.base import Wording, amount, number
 from ratelimits.conf import conf
 from ratelimits.engine.server import current_server
 from ratelimits.models import Rule

@@ -10,8 +10,7 @@ from typing import Protocol
 from django.utils.translation import get_language, ngettext
 from django.utils.translation import gettext as _
 
-from ratelimits.algorithms.base import Algorithm
-from ratelimits.algorithms.wording import Wording
+from ratelimits.algorithms.base import Algorithm, Wording
 from ratelimits.models.fields.rule_fields import IPV4_PREFIX, IPV6_PREFIX
 
 _WORDS = Wording(_, ngettext)

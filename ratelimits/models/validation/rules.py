@@ -15,8 +15,8 @@ from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.db import router
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.algorithms.base import number
 from ratelimits.algorithms.limits import ALGORITHMS, fields_of
-from ratelimits.algorithms.wording import number
 from ratelimits.conf import conf
 from ratelimits.engine.keys import name_id
 from ratelimits.engine.program import MAX_LIMITS

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import NamedTuple
 from weakref import WeakSet
 
-from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.algorithms.base import MICROSECONDS
 from ratelimits.engine.call import Call, Receipt, bin_of
 from ratelimits.engine.command import Command
 from ratelimits.engine.decide import receipt_call

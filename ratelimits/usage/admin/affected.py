@@ -12,8 +12,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ratelimits import moments, rules
+from ratelimits.algorithms.base import MICROSECONDS
 from ratelimits.algorithms.limits import Algorithm, Limit
-from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
 from ratelimits.engine.decide import peek
 from ratelimits.identity import Identity, kinds_in_account, user_of_account

@@ -10,8 +10,8 @@ from decimal import Decimal
 from typing import NamedTuple
 
 from ratelimits import rules
+from ratelimits.algorithms.base import HORIZON, MICROSECONDS
 from ratelimits.algorithms.limits import Algorithm
-from ratelimits.algorithms.parsing import HORIZON, MICROSECONDS
 from ratelimits.engine.call import Op
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity

@@ -22,9 +22,8 @@ from ratelimits.admin.rule_form.rule_text import rule_text
 from ratelimits.admin.rule_form.rules import RuleAdmin
 from ratelimits.admin.rule_form.typed_forms import SuggestingInput
 from ratelimits.algorithms import typed_rates
-from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.algorithms.base import MICROSECONDS, Wording, amount, number
 from ratelimits.algorithms.typed_numbers import Mistyped
-from ratelimits.algorithms.wording import Wording, amount, number
 from ratelimits.conf import conf
 from ratelimits.models import Rule
 from ratelimits.models.fields.numbers import mistyped, notation

@@ -24,7 +24,7 @@ from rest_framework.views import APIView
 
 from ratelimits import rules
 from ratelimits.algorithms import calendar
-from ratelimits.algorithms.parsing import HORIZON
+from ratelimits.algorithms.base import HORIZON
 from ratelimits.answers import observing
 from ratelimits.answers.answer import Answer
 from ratelimits.conf import conf

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from django.db.models import Q, QuerySet
 
 from ratelimits import rules
+from ratelimits.algorithms.base import MAX_PERMITS, MICROSECONDS
 from ratelimits.algorithms.limits import Lasting
-from ratelimits.algorithms.parsing import MAX_PERMITS, MICROSECONDS
 from ratelimits.conf import conf
 from ratelimits.engine import NotSent, Unanswered
 from ratelimits.engine.call import Call, Op

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.algorithms.base import MICROSECONDS
 from ratelimits.background import Background
 from ratelimits.conf import conf
 from ratelimits.engine.call import new_nonce

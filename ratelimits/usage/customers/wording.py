@@ -9,7 +9,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ratelimits.algorithms.wording import amount
+from ratelimits.algorithms.base import amount
 from ratelimits.conf import conf
 from ratelimits.models import Access, Account, Customer, KeyOverride, Move
 from ratelimits.models.accounts.named import accounts_now
