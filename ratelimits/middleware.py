@@ -17,7 +17,7 @@ from django.http.response import HttpResponseBase
 from django.urls import Resolver404, resolve
 
 from ratelimits.answers.answer import Answer
-from ratelimits.answers.caching import kept_for_caller
+from ratelimits.answers.headers import kept_for_caller
 from ratelimits.answers.responses import arefusal, refusal, with_headers
 from ratelimits.conf import conf
 from ratelimits.identity import aidentify, identify

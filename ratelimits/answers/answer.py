@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from ratelimits.answers import headers
-from ratelimits.answers.caching import NEVER
+from ratelimits.answers.headers import NEVER
 from ratelimits.engine import Decision
 
 

@@ -17,7 +17,7 @@ from django.template.response import SimpleTemplateResponse
 
 from ratelimits.answers import headers
 from ratelimits.answers.answer import Answer
-from ratelimits.answers.caching import kept_for_caller, never_stored
+from ratelimits.answers.headers import kept_for_caller, never_stored
 from ratelimits.conf import conf, shown
 
 

@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
 from django.utils.functional import Promise
 
-from ratelimits.answers.caching import NEVER
+from ratelimits.answers.headers import NEVER
 from ratelimits.answers.responses import problem_document
 from ratelimits.conf import shown
 from ratelimits.conf.setting_rules import BOUNDS, are_bounds

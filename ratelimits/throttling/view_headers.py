@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ratelimits.answers.caching import NEVER, kept_for_caller
+from ratelimits.answers.headers import NEVER, kept_for_caller
 
 #: For a refusal without other fields.
 REFUSED = {"Cache-Control": NEVER}
