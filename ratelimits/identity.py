@@ -24,7 +24,7 @@ from django.http import HttpRequest
 from django.utils.functional import LazyObject, empty
 
 from ratelimits.addresses import LONGEST_ADDRESS, UNKNOWN_ADDRESS, address_key, address_of, trusts_no_proxy, unknown
-from ratelimits.background.waiting import awaited, is_awaitable
+from ratelimits.background import awaited, is_awaitable
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.naming import NotAName, name_of, respelled, unwrapped

@@ -25,7 +25,7 @@ from django.db.models import Model
 from django.http.multipartparser import MultiPartParserError
 
 from ratelimits import naming
-from ratelimits.background.waiting import awaited, is_awaitable
+from ratelimits.background import awaited, is_awaitable
 from ratelimits.conf import shown
 from ratelimits.models.fields.view_key_texts import KeySource, name_of, normal_value, source_digest, source_of
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from redis.exceptions import ResponseError
 
 from ratelimits import rules
-from ratelimits.background.waiting import within
+from ratelimits.background import within
 from ratelimits.conf import conf
 from ratelimits.engine import Decision, Lost, Mode, NotSent, Stale, Standing, Unavailable
 from ratelimits.engine.call import Call, Op

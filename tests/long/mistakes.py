@@ -277,7 +277,7 @@ FAULTS = (
     ),
     Fault(
         "a request that ends after the signal does not write its counts",
-        "background/__init__.py",
+        "background.py",
         "background",
         "            self._stopping = True\n",
         "",
