@@ -1,10 +1,15 @@
 """Metrics and spans, for Prometheus and OpenTelemetry. The setting TELEMETRY names which of them a project uses.
 
 Without this setting, this package imports neither of them, and decisions are not observed.
+
+Who knows a number that does not come from decisions adds a function that reads it to `sources`.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 
@@ -18,6 +23,8 @@ from ratelimits.conf import conf
 _MODULES = {"prometheus": "ratelimits.telemetry.prometheus", "opentelemetry": "ratelimits.telemetry.opentelemetry"}
 #: The modules that observe decisions now.
 _watching: list[ModuleType] = []
+#: Seconds for which the readings are cached, so that frequent scrapes do not load the database.
+CACHE_SECONDS = 5.0
 
 
 def start() -> None:
@@ -53,3 +60,36 @@ def _restart(setting: str, **kwargs: object) -> None:
 
 
 setting_changed.connect(_restart, dispatch_uid="ratelimits.telemetry")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One number: the name of its metric, what it means, its labels, and its value."""
+
+    name: str
+    meaning: str
+    value: float
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+#: The functions that read the numbers. They raise nothing: a number that cannot be read is missing.
+sources: list[Callable[[], Iterable[Reading]]] = []
+#: The moment until which the cached readings are used (by `time.monotonic`), and these readings.
+_cached: tuple[float, list[Reading]] = (0.0, [])
+
+
+def readings() -> list[Reading]:
+    """Return all numbers that can be read."""
+    global _cached
+    until, found = _cached
+    now = time.monotonic()
+    if now >= until:
+        found = [reading for source in sources for reading in source()]
+        _cached = now + CACHE_SECONDS, found
+    return found
+
+
+def forget() -> None:
+    """Empty the cache, so that the next call of `readings` reads everything again."""
+    global _cached
+    _cached = 0.0, []

@@ -13,8 +13,8 @@ from opentelemetry.metrics import CallbackOptions
 from opentelemetry.metrics import Observation as Measured
 from opentelemetry.trace import SpanKind
 
+from ratelimits import telemetry
 from ratelimits.answers.observing import Observation, RequestOutcome
-from ratelimits.telemetry import state
 
 _NAME = "ratelimits"
 _otel_meter = metrics.get_meter(_NAME)
@@ -40,7 +40,9 @@ _GAUGES = {
 
 def _reader(name: str) -> Callable[[CallbackOptions], Iterable[Measured]]:
     def read(options: CallbackOptions) -> Iterable[Measured]:
-        return [Measured(reading.value, dict(reading.labels)) for reading in state.readings() if reading.name == name]
+        return [
+            Measured(reading.value, dict(reading.labels)) for reading in telemetry.readings() if reading.name == name
+        ]
 
     return read
 

@@ -10,8 +10,8 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from ratelimits import telemetry
 from ratelimits.answers.observing import Observation
-from ratelimits.telemetry import state
 
 #: Upper bounds of the histogram's buckets in seconds: a decision usually takes less than a millisecond.
 _BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
@@ -75,7 +75,7 @@ class _State(Collector):
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, GaugeMetricFamily] = {}
-        for reading in state.readings():
+        for reading in telemetry.readings():
             name = f"ratelimits_{reading.name}"
             labels = [label for label, _value in reading.labels]
             family = families.setdefault(name, GaugeMetricFamily(name, reading.meaning, labels=labels))

@@ -26,7 +26,7 @@ from rest_framework.test import APIRequestFactory
 from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 
-from ratelimits import signals
+from ratelimits import signals, telemetry
 from ratelimits.algorithms.limits import FixedWindow
 from ratelimits.answers import observing
 from ratelimits.decorators import limited
@@ -38,7 +38,7 @@ from ratelimits.middleware import QuotaMiddleware
 from ratelimits.models import Access, Rule
 from ratelimits.outbound import WaitTooLong, permits
 from ratelimits.quota import checking
-from ratelimits.telemetry import prometheus, state
+from ratelimits.telemetry import prometheus
 from ratelimits.telemetry.views import metrics as page
 from ratelimits.testing import override_rules
 from ratelimits.throttling import AnonRateThrottle, QuotaThrottle
@@ -66,9 +66,9 @@ def _sdk() -> None:
 @pytest.fixture
 def watched() -> Iterator[None]:
     SPANS.clear()
-    state.forget()
-    telemetry = ["prometheus", "opentelemetry"]
-    with override_settings(RATELIMITS={**settings.RATELIMITS, "TELEMETRY": telemetry, "PATHS": ["/anywhere/"]}):
+    telemetry.forget()
+    names = ["prometheus", "opentelemetry"]
+    with override_settings(RATELIMITS={**settings.RATELIMITS, "TELEMETRY": names, "PATHS": ["/anywhere/"]}):
         yield
     assert observing.observers == []
 
@@ -87,7 +87,7 @@ def grown(run: Callable[[], object]) -> dict[tuple[str, ...], float]:
     """Return the counters that have grown while `run` ran, with their growth."""
     before = scraped()
     run()
-    state.forget()
+    telemetry.forget()
     after = scraped()
     return {
         name: value - before.get(name, 0.0)
@@ -194,7 +194,7 @@ def test_the_page_shows_the_way_to_the_ledger() -> None:
 def test_a_quarantined_batch_is_counted_until_a_person_resolves_it() -> None:
     QuarantinedBatch.objects.create(shard=1, name="a:1", content="1")
     QuarantinedBatch.objects.create(shard=1, name="a:2", content="2", resolved_at=timezone.now())
-    state.forget()
+    telemetry.forget()
     assert scraped()["ratelimits_quarantined_batches",] == 1
 
 
@@ -202,7 +202,7 @@ def test_a_quarantined_batch_is_counted_until_a_person_resolves_it() -> None:
 def test_a_gap_is_counted_until_its_batches_have_come() -> None:
     for event, recovered in (("a", None), ("b", timezone.now())):
         DurabilityGap.objects.create(event=event, kind="missing", shard=1, since=1, until=2, recovered_at=recovered)
-    state.forget()
+    telemetry.forget()
     assert scraped()["ratelimits_gaps", "missing"] == 1
 
 

@@ -13,7 +13,7 @@ from ratelimits.conf import conf
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.logs import bounded
 from ratelimits.status.redis_state import read_redis
-from ratelimits.telemetry.state import Reading
+from ratelimits.telemetry import Reading
 from ratelimits.usage.models import DurabilityGap, GapKind, PeriodUsage, QuarantinedBatch, ShardState
 from ratelimits.usage.models.gaps import ProcessTotal
 

@@ -13,13 +13,13 @@ from django.core.management import CommandError, call_command
 from django.db import DataError, connection
 from django.db.models import F
 
+from ratelimits import telemetry
 from ratelimits.billing.models import Report
 from ratelimits.billing.reports.closing.close import finalise, home_shard
 from ratelimits.billing.reports.closing.open_periods import NotForcedError, force, open_periods
 from ratelimits.billing.reports.statements import rows, statements
 from ratelimits.status.fact import Level
 from ratelimits.status.facts import facts
-from ratelimits.telemetry import state
 from ratelimits.usage.alerts.evaluate import evaluate
 from ratelimits.usage.ledger import apply as applying
 from ratelimits.usage.ledger import tally as tallying
@@ -136,8 +136,8 @@ def test_a_full_total_stops_its_period_alone_and_is_said_everywhere(settings: An
     fact = {each.name: each for each in facts()}["full"]
     assert (fact.level, fact.word) == (Level.RED, "1")
     assert full in fact.detail
-    state.forget()
-    assert {each.name: each.value for each in state.readings()}["full_totals"] == 1
+    telemetry.forget()
+    assert {each.name: each.value for each in telemetry.readings()}["full_totals"] == 1
     (finding,) = [line for line in findings() if "is full" in line]
     assert full in finding
     assert f"the ledger's lines say {3 * (MAX_TOTAL - 5)} admitted_units" in finding
