@@ -11,7 +11,7 @@ from ratelimits.billing.push.receivers import Receiver
 from ratelimits.billing.reports.closing import close as closing
 from ratelimits.conf import conf
 from ratelimits.models.periods import plan_changes
-from ratelimits.moments.databases import now_of
+from ratelimits.moments import now_of
 from ratelimits.progress import Progress
 from ratelimits.usage.jobs import Task, note_run
 from ratelimits.usage.ledger import tally as tallying

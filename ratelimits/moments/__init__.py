@@ -1,4 +1,6 @@
-"""Moments: read them, show them, and say what the time is. No other module of the app asks Django about time zones.
+"""Moments: read them, show them, and say what the time is, here and by a database's clock.
+
+No other module of the app asks Django about time zones.
 
 A moment of the app is always an aware datetime, whatever the project's `USE_TZ` is. With `USE_TZ=False`, Django and
 the project's own code use datetimes without a time zone. `read` and `typed` make moments of them.
@@ -10,10 +12,16 @@ from datetime import UTC, datetime, timedelta, tzinfo
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
+from django.db import connections
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: By the kind of the database: a query for the seconds since 1970 UTC. (In SQLite, the clock is that of this machine.)
+_QUERIES = {
+    "postgresql": "SELECT EXTRACT(EPOCH FROM clock_timestamp())",
+    "sqlite": "SELECT CAST(strftime('%s', 'now') AS REAL) + strftime('%f', 'now') - strftime('%S', 'now')",
+}
 
 
 def now() -> datetime:
@@ -91,3 +99,14 @@ def typed(value: datetime) -> datetime:
 def untyped(moment: datetime) -> datetime:
     """Return a moment as Django's forms expect it: with `USE_TZ=False`, a local time in TIME_ZONE."""
     return moment if settings.USE_TZ or moment.tzinfo is None else local(moment).replace(tzinfo=None)
+
+
+def now_of(using: str) -> datetime:
+    """Return the present moment by the clock of a database, in UTC, also within a transaction.
+
+    It is the one clock that all workers share.
+    """
+    with connections[using].cursor() as cursor:
+        cursor.execute(_QUERIES[connections[using].vendor])
+        (seconds,) = cursor.fetchone()
+    return datetime.fromtimestamp(float(seconds), UTC)

@@ -21,7 +21,7 @@ from ratelimits.billing.push.receivers import MAX_NOTE, Receiver
 from ratelimits.billing.reports.statements import version_rows
 from ratelimits.conf import conf
 from ratelimits.models import Name
-from ratelimits.moments.databases import now_of
+from ratelimits.moments import now_of
 from ratelimits.progress import Progress
 from ratelimits.usage.models.sums import ExactSum
 

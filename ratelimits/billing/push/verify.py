@@ -25,8 +25,7 @@ from ratelimits.billing.reports.exports.billing import last_second
 from ratelimits.billing.reports.rows import Row
 from ratelimits.billing.reports.statements import version_rows
 from ratelimits.conf import conf
-from ratelimits.moments import moment
-from ratelimits.moments.databases import now_of
+from ratelimits.moments import moment, now_of
 from ratelimits.usage.periods import SECOND
 
 #: Maximum number of rows that are read together.

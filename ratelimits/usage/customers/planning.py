@@ -29,7 +29,7 @@ from ratelimits.models.customers import (
 )
 from ratelimits.models.keys import canonical_account
 from ratelimits.models.periods import customer_timelines
-from ratelimits.moments.databases import now_of
+from ratelimits.moments import now_of
 from ratelimits.usage.customers.counting import closed_until
 from ratelimits.usage.ledger.bills import bills
 from ratelimits.usage.models import Line, PeriodUsage

@@ -21,8 +21,7 @@ from ratelimits.billing.push.receivers import NoneAccepted, receiver
 from ratelimits.billing.push.settle import NotSettledError, Settlement, preview, settle
 from ratelimits.billing.reports.closing.close import finalise
 from ratelimits.conf.setting_rules import LONGEST_POST
-from ratelimits.moments import moment
-from ratelimits.moments.databases import now_of
+from ratelimits.moments import moment, now_of
 from ratelimits.progress import Progress
 from ratelimits.usage.ledger import crash
 from tests.billing.push.conftest import NOW

@@ -20,7 +20,7 @@ from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.models import ConfigVersion, Customer, Move, Name
 from ratelimits.models.customers import make_missing
 from ratelimits.models.versions import editing
-from ratelimits.moments.databases import now_of
+from ratelimits.moments import now_of
 from ratelimits.usage.customers.counting import closed_until, count_again
 from ratelimits.usage.customers.move import move
 from ratelimits.usage.customers.planning import NotMovedError, next_quarter
