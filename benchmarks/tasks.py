@@ -125,7 +125,7 @@ async def pooled(command: Any, tasks: int, seconds: float) -> tuple[float, float
     from benchmarks.measured.threads import parts_of
     from benchmarks.support.pipelines import check
     from ratelimits.engine.call import new_nonce
-    from ratelimits.engine.transport.run import ASK_RUN, run_of
+    from ratelimits.engine.transport.connection import ASK_RUN, run_of
 
     url = settings.CACHES["ratelimits"]["LOCATION"]
     pool: Any = redis.asyncio.BlockingConnectionPool.from_url(url, max_connections=POOL, timeout=None)

@@ -180,7 +180,7 @@ def _empty_server(_steward: redis.Redis) -> None:
     from ratelimits import logs, unknown_names
     from ratelimits.engine import memory
     from ratelimits.engine.server import breaker, isolate
-    from ratelimits.engine.transport.probing import prober
+    from ratelimits.engine.transport.breaker import prober
     from ratelimits.quota import from_memory, meters
 
     isolate("")  # a test that was rolled back had its own keys

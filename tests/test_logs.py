@@ -76,6 +76,8 @@ def test_a_server_that_is_away_does_not_fill_the_log(
         ("addresses", {"addresses.proxies"}),
         ("usage.api.views", {"usage.api.throttle"}),
         ("background", {"background", "background.stop_signals"}),
+        ("engine.transport.ages", {"engine.transport.credentials"}),
+        ("engine.transport.breaker", {"engine.transport.probing"}),
         ("identity", {"identity.requests"}),
         ("usage.jobs", {"usage.task_runs"}),
         ("billing.push.deliveries", {"billing.push.plan", "billing.push.send"}),

@@ -15,7 +15,7 @@ from django.db.models import QuerySet
 from ratelimits.engine.assemble import scripts
 from ratelimits.engine.keys import BIN_SECONDS, shard_of
 from ratelimits.engine.server import current_server
-from ratelimits.engine.transport.run import read_run
+from ratelimits.engine.transport.connection import read_run
 from ratelimits.models import Account, Plan, PlanInclusion
 from ratelimits.usage.models import DurabilityGap, GapKind, Line
 

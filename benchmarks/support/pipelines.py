@@ -16,7 +16,7 @@ from ratelimits.engine.call import Call, new_nonce
 from ratelimits.engine.command import Command
 from ratelimits.engine.decision import read
 from ratelimits.engine.keys import BIN_SECONDS, Keyspace, shard_of
-from ratelimits.engine.transport.run import read_run
+from ratelimits.engine.transport.connection import read_run
 
 #: Number of commands in one batch. Two batches are sent before the replies are read, so that the server never waits.
 BATCH = 100

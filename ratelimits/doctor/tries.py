@@ -26,9 +26,8 @@ from ratelimits.doctor.scratch import TIME_TO_LIVE, Scratch, name_of, scratch
 from ratelimits.engine import memory
 from ratelimits.engine.cluster.wire import ClusterWire
 from ratelimits.engine.server import Server
-from ratelimits.engine.transport.connection import refuses_writes
+from ratelimits.engine.transport.connection import read_run, refuses_writes
 from ratelimits.engine.transport.refused import Reason, refused
-from ratelimits.engine.transport.run import read_run
 
 #: Sends one command from a script. The keys come first in ARGV too, where the command needs them.
 _SENDS = "return redis.call(unpack(ARGV))"

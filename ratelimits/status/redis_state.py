@@ -22,7 +22,7 @@ from ratelimits.doctor.properties import Properties, eviction, properties
 from ratelimits.doctor.tries import lost_at_restart, refused_commands
 from ratelimits.engine import memory
 from ratelimits.engine.server import Server, current_server
-from ratelimits.engine.transport.probing import prober
+from ratelimits.engine.transport.breaker import prober
 from ratelimits.engine.transport.refused import refused
 from ratelimits.moments import moment
 from ratelimits.status.fact import Fact, Level

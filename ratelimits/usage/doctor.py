@@ -18,9 +18,8 @@ from ratelimits.doctor.walks import HOUR, KEY, WrongError, decide, run_script
 from ratelimits.engine.call import Call, Meter, Op, Usage
 from ratelimits.engine.decision import Lost
 from ratelimits.engine.program import Term, program
-from ratelimits.engine.transport.connection import Unavailable
+from ratelimits.engine.transport.connection import Unavailable, read_run
 from ratelimits.engine.transport.refused import refused
-from ratelimits.engine.transport.run import read_run
 from ratelimits.usage.ledger.drain import read_fields
 from ratelimits.usage.ledger.fence import NotFencedError, another_fence, check_server, other_fences
 from ratelimits.usage.ledger.packet import Unreadable, packet

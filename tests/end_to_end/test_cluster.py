@@ -54,9 +54,8 @@ from ratelimits.engine.program import Term, program
 from ratelimits.engine.publish import publish_version
 from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.ages import IDLE, LIFETIME, LIFETIME_OF_CREDENTIALS
-from ratelimits.engine.transport.breaker import FAILURES
+from ratelimits.engine.transport.breaker import FAILURES, prober
 from ratelimits.engine.transport.multiplexed import Multiplexed
-from ratelimits.engine.transport.probing import prober
 from ratelimits.identity import Identity
 from ratelimits.models import Rule
 from ratelimits.outbound import WaitTooLong, permits

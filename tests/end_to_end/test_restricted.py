@@ -21,7 +21,7 @@ from ratelimits.billing.reports.verify.printed import verify_printed
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.publish import publish_version
 from ratelimits.engine.server import current_server
-from ratelimits.engine.transport.run import UNREADABLE, read_run
+from ratelimits.engine.transport.connection import UNREADABLE, read_run
 from ratelimits.simulate.trial import try_rule
 from ratelimits.status.fact import Level
 from ratelimits.status.facts import facts

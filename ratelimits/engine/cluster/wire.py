@@ -21,9 +21,8 @@ from ratelimits.engine.cluster.split import Reply, Sending, parts, slot_of, step
 from ratelimits.engine.command import Command
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.resp import HasKey, Sendable, resp
-from ratelimits.engine.transport.breaker import Breaker, NodeNotSent, NodeUnanswered, SlotNotReached
+from ratelimits.engine.transport.breaker import Breaker, NodeNotSent, NodeUnanswered, SlotNotReached, prober
 from ratelimits.engine.transport.connection import NotReached, NotSent, Unanswered, Unavailable
-from ratelimits.engine.transport.probing import prober
 from ratelimits.engine.transport.wire import Wire
 
 #: The host and the port of a node.

@@ -1,4 +1,11 @@
-"""Send one command on a connection of redis-py and read its reply. No command is sent twice, unless it was dropped."""
+"""Ask a server for its run, send one command on a connection of redis-py and read its reply.
+
+No command is sent twice, unless it was dropped.
+
+A run is the time from a start of the server until it restarts or a replica is promoted. The server itself names the
+run, in a script: proxies can change the reply to INFO, but not what a script reads. Everything that needs the run asks
+here, or calls the same lua/run.lua in its own script.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import hiredis
+import redis
 from redis.connection import DefaultParser
 from redis.exceptions import (
     AuthenticationError,
@@ -25,9 +33,49 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from ratelimits.engine.transport.ages import closed, ended
-from ratelimits.engine.transport.credentials import connect
-from ratelimits.engine.transport.run import ASK_RUN, run_after, run_of
+from ratelimits.engine.assemble import scripts
+from ratelimits.engine.resp import resp
+from ratelimits.engine.transport.ages import closed, connect, ended
+from ratelimits.engine.transport.refused import refused
+
+#: The name of a run that the server does not tell. Then nobody can know whether the server restarted.
+UNREADABLE = "unreadable:"
+#: The script that returns the run of the server.
+RUN_SCRIPT = scripts.script(scripts.text("run") + "\nreturn server_run()")
+#: How Amazon ElastiCache Serverless refuses a script without a Redis key.
+_KEYLESS = "scripts without any input keys"
+#: The command that asks for the run: the first command on each connection.
+ASK_RUN = resp(b"EVAL", RUN_SCRIPT.text, b"0")
+
+
+def run_of(reply: bytes | str) -> str:
+    """Return the run from the reply to `ASK_RUN`."""
+    return reply.decode(errors="replace") if isinstance(reply, bytes) else str(reply)
+
+
+def run_after(error: ResponseError) -> str:
+    """Return the run if the server answers `ASK_RUN` with this error. Raise the error if it refuses no command.
+
+    A server that refuses EVAL can still decide by EVALSHA. Some servers refuse only scripts without a Redis key, as
+    `ASK_RUN` is one.
+    """
+    if refused(error) is None and _KEYLESS not in str(error):
+        raise error
+    return UNREADABLE
+
+
+def read_run(client: redis.Redis, key: str | None = None) -> str:
+    """Return the run of the client's server. Raise redis.exceptions.RedisError if the server does not answer.
+
+    `key` is any Redis key of the app on this server. It is neither read nor written. Without it, some servers refuse
+    the script, and the run is unreadable.
+    """
+    keys = [] if key is None else [key]
+    try:
+        reply: Any = client.eval(RUN_SCRIPT.text.decode(), len(keys), *keys)
+    except ResponseError as error:
+        return run_after(error)
+    return run_of(reply)
 
 
 class Unavailable(Exception):

@@ -24,11 +24,10 @@ from redis.exceptions import AuthenticationError, NoScriptError, RedisError, Res
 from ratelimits.engine.assemble.scripts import Script
 from ratelimits.engine.resp import Sendable, evaluating, loading
 from ratelimits.engine.transport.ages import Ages
-from ratelimits.engine.transport.connection import NotSent
+from ratelimits.engine.transport.connection import ASK_RUN, NotSent, run_after, run_of
 from ratelimits.engine.transport.idle import process
 from ratelimits.engine.transport.link import Link, Ping, Reply, Waiting
 from ratelimits.engine.transport.refused import refused
-from ratelimits.engine.transport.run import ASK_RUN, run_after, run_of
 
 #: A busy event loop can fail to connect although the server works. The loop was busy if one of its timers was late by
 #: more than TIMEOUT * LATE seconds during the attempt. Then try to connect again.

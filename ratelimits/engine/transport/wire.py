@@ -28,14 +28,13 @@ from ratelimits.embedded.shared import own_url, shared_url
 from ratelimits.engine.assemble.scripts import Script
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.resp import Sendable, evaluating, loading, loading_first
-from ratelimits.engine.transport import blocking
-from ratelimits.engine.transport.connection import Dropped, NotSent, Unanswered, exchange, greet
-from ratelimits.engine.transport.credentials import follow
+from ratelimits.engine.transport import pools
+from ratelimits.engine.transport.ages import follow
+from ratelimits.engine.transport.connection import RUN_SCRIPT, Dropped, NotSent, Unanswered, exchange, greet
 from ratelimits.engine.transport.idle import IdleConnections, RenewableConnections, process
 from ratelimits.engine.transport.multiplexed import MAX_LOADS, Multiplexed
 from ratelimits.engine.transport.pools import async_pool, no_retry_pool
 from ratelimits.engine.transport.refused import refused
-from ratelimits.engine.transport.run import SCRIPT as RUN_SCRIPT
 
 
 def configured(alias: str) -> Any:
@@ -218,11 +217,11 @@ class Wire:
         The server gives the elements to the waiting callers in the order in which the callers came. Return None if this
         caller got no element within `seconds`. Raise NotSent if the server does not answer.
         """
-        return blocking.pop(self._pool, key, seconds, self._timeout)
+        return pools.pop(self._pool, key, seconds, self._timeout)
 
     async def apop(self, key: str, seconds: float) -> bytes | None:
         """Do the same as `pop`, in async code, on a new connection that only this call uses."""
-        return await blocking.apop(self._pool, key, seconds, self._timeout)
+        return await pools.apop(self._pool, key, seconds, self._timeout)
 
     def stream(self, makers: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
         """Send many commands at once and return their replies in order.

@@ -26,7 +26,7 @@ from redis.exceptions import RedisError, ResponseError
 from ratelimits.conf import conf
 from ratelimits.engine.assemble import scripts
 from ratelimits.engine.server import Server, current_server, on_each
-from ratelimits.engine.transport.run import read_run
+from ratelimits.engine.transport.connection import read_run
 from ratelimits.moments import moment
 from ratelimits.progress import Progress
 from ratelimits.usage.ledger import crash, gaps, watermark

@@ -43,8 +43,8 @@ from redis.exceptions import AskError, ResponseError
 
 from ratelimits.conf import conf
 from ratelimits.engine.server import Server
+from ratelimits.engine.transport.connection import UNREADABLE, read_run
 from ratelimits.engine.transport.refused import refused
-from ratelimits.engine.transport.run import UNREADABLE, read_run
 
 #: How long to wait for an fsync at most, in seconds. With `everysec`, an fsync takes up to two seconds if the disk is
 #: busy.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from django.db import IntegrityError, transaction
 from django.db.models import F, Min, Q, QuerySet
 
-from ratelimits.engine.transport.run import UNREADABLE
+from ratelimits.engine.transport.connection import UNREADABLE
 from ratelimits.moments import moment
 from ratelimits.usage.ledger.packet import CUM_MODULUS, Packet
 from ratelimits.usage.ledger.pending import PendingBatches

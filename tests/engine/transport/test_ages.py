@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from ratelimits.engine.transport.ages import LIFETIME, SPREAD, Ages
+from ratelimits.engine.transport.connection import UNREADABLE
 from ratelimits.engine.transport.link import IN_FLIGHT
-from ratelimits.engine.transport.run import UNREADABLE
 from ratelimits.engine.transport.wire import Wire
 from tests.support.engine.askers import INCREASE, POOLS, Asker
 from tests.support.engine.proxy import Proxy

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import redis
 
-from ratelimits.engine.transport.ages import LIFETIME_OF_CREDENTIALS
+from ratelimits.engine.transport.ages import LIFETIME_OF_CREDENTIALS, follow
 from ratelimits.engine.transport.connection import NotSent
-from ratelimits.engine.transport.credentials import follow
 from ratelimits.engine.transport.wire import Wire
 from tests.support.engine.rotating import Callers, Provider, Streaming, Users
 from tests.support.engine.saying import WHO, say

@@ -16,9 +16,8 @@ import pytest
 from ratelimits.answers.answer import Answer
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.server import breaker, current_server
-from ratelimits.engine.transport.breaker import FAILURES, Breaker
+from ratelimits.engine.transport.breaker import FAILURES, Breaker, prober
 from ratelimits.engine.transport.connection import NotSent
-from ratelimits.engine.transport.probing import prober
 from ratelimits.identity import Identity
 from ratelimits.quota import checking
 from ratelimits.status.fact import Level

@@ -6,7 +6,7 @@ import pytest
 import redis
 from redis.exceptions import ResponseError
 
-from ratelimits.engine.transport.run import SCRIPT, UNREADABLE, read_run, run_after
+from ratelimits.engine.transport.connection import RUN_SCRIPT, UNREADABLE, read_run, run_after
 
 RUN, REPLICATION = "a" * 40, "b" * 40
 NEVER_PROMOTED, PROMOTED = "0" * 40, "c" * 40
@@ -42,7 +42,7 @@ local redis = {pcall = function(_, name) return told[name] ~= '' and told[name] 
 def test_the_run_comes_from_what_the_server_tells(
     redis_client: redis.Redis, replication: str, server: str, run: str
 ) -> None:
-    reply = redis_client.eval(SECTIONS + SCRIPT.text.decode(), 0, replication, server)
+    reply = redis_client.eval(SECTIONS + RUN_SCRIPT.text.decode(), 0, replication, server)
     assert isinstance(reply, bytes)
     assert reply.decode() == run
 

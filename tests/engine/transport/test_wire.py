@@ -25,10 +25,9 @@ from ratelimits.engine.assemble.scripts import read
 from ratelimits.engine.resp import resp
 from ratelimits.engine.transport import idle, link
 from ratelimits.engine.transport.ages import IDLE
-from ratelimits.engine.transport.blocking import LONGEST_BLOCK, block_seconds
-from ratelimits.engine.transport.connection import NotSent, Unanswered
+from ratelimits.engine.transport.connection import NotSent, Unanswered, read_run
 from ratelimits.engine.transport.link import IN_FLIGHT
-from ratelimits.engine.transport.run import read_run
+from ratelimits.engine.transport.pools import LONGEST_BLOCK, block_seconds
 from ratelimits.engine.transport.wire import Wire
 from tests.support.engine.proxy import Proxy
 from tests.support.engine.saying import COUNT, PATIENT, TIMEOUT, WHO, Said, let_be_idle, say, script_call

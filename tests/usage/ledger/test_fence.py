@@ -15,7 +15,7 @@ from django.test import override_settings
 
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.server import current_server
-from ratelimits.engine.transport.run import read_run
+from ratelimits.engine.transport.connection import read_run
 from ratelimits.usage.ledger import fence as fencing
 from ratelimits.usage.ledger.drain import drain
 from ratelimits.usage.ledger.fence import NotFencedError, check_server, fence
