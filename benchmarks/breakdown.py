@@ -74,10 +74,10 @@ def layers(url: str) -> list[Case]:
     """Return the layers, from a round trip up to the throttle. Three rules limit the key, and usage is metered."""
     from benchmarks.measured import floors, in_place, ours
     from benchmarks.support.pipelines import run_of
+    from ratelimits.engine.assemble.scripts import resp
     from ratelimits.engine.call import new_nonce
     from ratelimits.engine.command import Command
     from ratelimits.engine.decide import decide_call
-    from ratelimits.engine.resp import resp
     from ratelimits.quota import checking, waiting
     from ratelimits.quota.costs import ONE_REQUEST
 

@@ -50,9 +50,9 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
     """Return, for each case, the title, and the commands for all users, joined into batches."""
     from benchmarks.measured import floors, ours
     from benchmarks.support.pipelines import FIRST_ID, batched, for_users, run_of
+    from ratelimits.engine.assemble.scripts import resp
     from ratelimits.engine.call import new_nonce
     from ratelimits.engine.command import Command
-    from ratelimits.engine.resp import resp
 
     floors.load(url)
     server, now = ours.engine_server(), time.time_ns() // 1000
@@ -90,7 +90,7 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
 def _packed(command: bytes, script: bytes) -> bytes:
     """Return a command with another script, and with all its arguments in one string."""
     from benchmarks.measured.threads import parts_of
-    from ratelimits.engine.resp import resp
+    from ratelimits.engine.assemble.scripts import resp
 
     evalsha, _sha, count, *rest = parts_of(command)
     keys, arguments = rest[: int(count)], rest[int(count) :]

@@ -53,7 +53,7 @@ def _pair(own: Timed, plain: Timed) -> dict[str, float]:
 
 
 def _cases(url: str) -> list[Case]:
-    from ratelimits.engine.resp import resp
+    from ratelimits.engine.assemble.scripts import resp
     from ratelimits.engine.transport.connection import OwnedConnection, exchange
 
     ping, process = resp(b"PING"), object()

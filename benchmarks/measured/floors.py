@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import redis
 
 from benchmarks.support.timing import Case
-from ratelimits.engine.resp import resp
+from ratelimits.engine.assemble.scripts import resp
 
 BARE = (Path(__file__).parent / "bare.lua").read_bytes()
 #: A script that does nothing, and replies as if it admitted a request.

@@ -17,9 +17,8 @@ from redis.exceptions import RedisError
 
 from ratelimits.doctor.commands import KEYS
 from ratelimits.engine.assemble import scripts
-from ratelimits.engine.assemble.scripts import Script
+from ratelimits.engine.assemble.scripts import Script, Sendable
 from ratelimits.engine.keys import SHARD_KEYS, Keyspace
-from ratelimits.engine.resp import Sendable
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.wire import Wire
 

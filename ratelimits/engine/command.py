@@ -10,11 +10,11 @@ from typing import Any
 from ratelimits.algorithms.base import MICROSECONDS
 from ratelimits.engine import memory
 from ratelimits.engine.assemble import Assembled, Shape, assembled
+from ratelimits.engine.assemble.scripts import bulks
 from ratelimits.engine.call import ANY, Call, Meter, Op, Usage, bin_of, shard, shard_of_usage
 from ratelimits.engine.clock import clock
 from ratelimits.engine.keys import Keyspace, quoted
 from ratelimits.engine.memory import Shortage
-from ratelimits.engine.resp import bulks
 
 
 def _shards_to_compare(keyspace: Keyspace, call: Call, shards: list[int]) -> list[int]:

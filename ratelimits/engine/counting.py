@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ratelimits.engine.assemble import scripts
+from ratelimits.engine.assemble.scripts import resp
 from ratelimits.engine.call import Usage
 from ratelimits.engine.keys import quoted
-from ratelimits.engine.resp import resp
 
 #: Maximum number of counters of one command. There is a maximum, because the server does nothing else while it executes
 #: the command. `python -m benchmarks.bounded` measures a command with this number of counters.

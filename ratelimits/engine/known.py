@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ratelimits.engine.assemble.scripts import Script
+from ratelimits.engine.assemble.scripts import Script, resp
 from ratelimits.engine.call import Call, shard
 from ratelimits.engine.command import state_keys
 from ratelimits.engine.keys import Keyspace
-from ratelimits.engine.resp import resp
 
 
 class StatesExist:

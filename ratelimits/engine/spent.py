@@ -16,10 +16,10 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from ratelimits.engine.assemble import scripts
+from ratelimits.engine.assemble.scripts import resp
 from ratelimits.engine.call import Receipt, shard_of_usage
 from ratelimits.engine.command import counters_of
 from ratelimits.engine.keys import Keyspace, ledger_name
-from ratelimits.engine.resp import resp
 
 #: Maximum number of counters that the prefetches of one command have together. There is a maximum, because the server
 #: does nothing else while it executes the command. `python -m benchmarks.bounded` measures such a command.

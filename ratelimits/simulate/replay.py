@@ -22,13 +22,12 @@ from redis.exceptions import RedisError
 
 from ratelimits.algorithms.base import MICROSECONDS
 from ratelimits.embedded import EmbeddedServer, new_socket
-from ratelimits.engine.assemble.scripts import Script
+from ratelimits.engine.assemble.scripts import Script, bulks
 from ratelimits.engine.call import ANY, Call, Op
 from ratelimits.engine.command import Command, further_keys, state_keys
 from ratelimits.engine.decision import DECIDED, Stale
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Program, Term, program
-from ratelimits.engine.resp import bulks
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.connection import Unavailable
 from ratelimits.engine.transport.wire import Wire

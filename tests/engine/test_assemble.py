@@ -15,8 +15,8 @@ import redis
 from ratelimits.algorithms.limits import ALGORITHMS, Mode
 from ratelimits.engine import assemble, decide
 from ratelimits.engine.assemble import states
-from ratelimits.engine.assemble.indenting import indented
-from ratelimits.engine.assemble.lua_functions import divided, rarely, without_unused
+from ratelimits.engine.assemble.algorithm_files import divided, rarely, without_unused
+from ratelimits.engine.assemble.scripts import indented
 from ratelimits.engine.call import Call, Op
 from ratelimits.engine.command import Command
 from ratelimits.engine.program import Term, program

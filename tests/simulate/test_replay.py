@@ -10,11 +10,11 @@ from redis.exceptions import ResponseError
 
 from ratelimits.algorithms.limits import ALGORITHMS, algorithm_from_json
 from ratelimits.engine import Stale
+from ratelimits.engine.assemble.scripts import bulks
 from ratelimits.engine.call import Call, Op
 from ratelimits.engine.command import Command
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Term, program
-from ratelimits.engine.resp import bulks
 from ratelimits.engine.server import Server, current_server
 from ratelimits.simulate import sandbox
 from ratelimits.simulate.replay import CommandMaker, ReadyCommand, replay

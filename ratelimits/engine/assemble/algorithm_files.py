@@ -1,20 +1,36 @@
-"""Read the Lua files of the algorithms: their functions, the names of their params, and the forms of their records."""
+"""Read the Lua files of the algorithms: their functions, the names of their params, and the forms of their records.
+
+The functions of each Lua file are divided into two groups: functions that most calls need, and functions needed rarely.
+A script defines its functions again at each call, which takes about 60 ns for each function. So functions that are
+needed rarely have the line "--@rarely" above them. In a script they are inside of one function, `rarely`, and the
+script calls them as `rarely().name(…)`.
+"""
 
 from __future__ import annotations
 
 import re
+import string
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
+from typing import NamedTuple
 
 from ratelimits.algorithms.base import Algorithm, Params
 from ratelimits.engine.assemble import scripts
-from ratelimits.engine.assemble.lua_functions import Functions, divided
 
+#: A function, with the comment above it. Its text ends with " end", or with a line "end" that is not indented.
+_FUNCTION = re.compile(
+    r"(?P<comment>(?:^--(?!@).*\n)*)(?P<rarely>^--@rarely\n)?"
+    r"(?P<code>^local function (?P<name>\w+)\((?:.* end\n|.*\n(?s:.*?)^end\n))",
+    re.MULTILINE,
+)
+_NAME_CHARACTERS = f"{string.ascii_letters}{string.digits}_"
 #: A type in a struct format: an integer with its size in bytes, or a double (8 bytes).
 _SIZES = re.compile(r"[iI](\d+)|d")
 #: A function in the table of an algorithm: "function table.name(…)", its body, and "end". The body is a section.
 #: The groups are the name of the table, the name of the function, and the body.
-_FUNCTION = re.compile(r"^function (\w+)\.(\w+)\(.*?\)\n(.*?)^end\n", re.MULTILINE | re.DOTALL)
+_SECTION = re.compile(r"^function (\w+)\.(\w+)\(.*?\)\n(.*?)^end\n", re.MULTILINE | re.DOTALL)
 #: A directive "--@params <id of an algorithm, or *> <names of the params>".
 _PARAMS = re.compile(r"^--@params (\S+) (.*)$", re.MULTILINE)
 #: A directive "--@record <name> <type and name of each field> | <field>=<value> …". The part from "|" on is optional.
@@ -22,6 +38,81 @@ _RECORD = re.compile(r"^--@record (\w+) ([^|\n]*)(?:\| (.*))?$", re.MULTILINE)
 #: Lines that are not copied into a script: the line that creates the table of the functions, and the directives
 #: except "--@rarely".
 _LEFT_OUT = re.compile(r"local \w+ = \{\}$|--@(?!rarely)")
+
+
+class LuaFunction(NamedTuple):
+    """A function of a Lua file. `text` is its whole text, with the comment above it."""
+
+    name: str
+    text: str
+
+
+class Functions(NamedTuple):
+    """The functions of a file.
+
+    usual   the text of the file without the functions that are needed rarely
+    named   the functions in `usual`
+    rarely  the functions that are needed rarely
+    """
+
+    usual: str
+    named: tuple[LuaFunction, ...]
+    rarely: tuple[LuaFunction, ...]
+
+
+def divided(text: str) -> Functions:
+    """Return the functions of a Lua file."""
+    named: list[LuaFunction] = []
+    rarely: list[LuaFunction] = []
+    for found in _FUNCTION.finditer(text):
+        function = LuaFunction(found["name"], found["comment"] + found["code"])
+        (rarely if found["rarely"] else named).append(function)
+    usual = _FUNCTION.sub(lambda found: "" if found["rarely"] else found[0], text)
+    return Functions(usual, tuple(named), tuple(rarely))
+
+
+def rarely(functions: Sequence[LuaFunction]) -> Iterator[str]:
+    """Yield the lines of the Lua function `rarely`, which contains these functions.
+
+    These lines may contain directives of the template. The caller follows them.
+    """
+    yield "-- Returns the functions that are needed rarely. They are defined at the first call of this function."
+    yield "function rarely()"
+    for function in functions:
+        yield from function.text.splitlines()
+    yield "local functions = {"
+    yield from (f"{one.name} = {one.name}," for one in functions)
+    yield "}"
+    yield "rarely = function() return functions end"
+    yield "return functions"
+    yield "end"
+
+
+def without_unused(script: str, functions: Sequence[LuaFunction]) -> str:
+    """Return a script without those of the given functions that the script never calls."""
+    calls = Counter(_names_before_brackets(script))
+    # Begin with the last function. If it is left out, perhaps an earlier function has no more callers.
+    for name, text in reversed(functions):
+        inside = _calls(text)
+        # Compare the counts: are all calls of this function inside of the function itself?
+        if calls[name] == inside[name] and text in script:
+            # Remove the function, and its entry in the table that `rarely` returns.
+            script = script.replace(text, "").replace(f"\n{name} = {name},\n", "\n")
+            calls -= inside
+    return script
+
+
+@lru_cache(maxsize=256)
+def _calls(text: str) -> Counter[str]:
+    """Return how often a text calls each function. A definition, "function name(", counts as one call."""
+    return Counter(_names_before_brackets(text))
+
+
+def _names_before_brackets(text: str) -> Iterator[str]:
+    """Yield each name directly before a "(". A regular expression would take eighty times as long."""
+    for part in text.split("(")[:-1]:
+        if name := part[len(part.rstrip(_NAME_CHARACTERS)) :]:
+            yield name
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +235,9 @@ def algorithm_file(algorithm: type[Algorithm]) -> AlgorithmFile:
     endings = {**algorithm.storage.endings, **algorithm.storage.optional}
     text = "\n".join(scripts.text(f"algorithms/{name}", endings) for name in (*algorithm.builds_on, algorithm.script))
     forms = _forms(scripts.text(f"algorithms/{algorithm.script}"))
-    sections = {name: body for _table, name, body in _FUNCTION.findall(text)}
+    sections = {name: body for _table, name, body in _SECTION.findall(text)}
     sections |= {"read": _read_section(forms), "pack": _pack_section(forms)}
-    lines = [line for line in _FUNCTION.sub("", text).split("\n") if not _LEFT_OUT.match(line)]
+    lines = [line for line in _SECTION.sub("", text).split("\n") if not _LEFT_OUT.match(line)]
     functions = divided(re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n") + "\n")
     params = {name: tuple(words.split()) for name, words in _PARAMS.findall(text)}
     local_functions = "\n".join([functions.usual, *(function.text for function in functions.rarely)])

@@ -23,10 +23,9 @@ from functools import lru_cache
 from ratelimits.algorithms.limits import ALGORITHMS
 from ratelimits.engine.assemble import scripts
 from ratelimits.engine.assemble.algorithm_files import AlgorithmFile, algorithm_file
-from ratelimits.engine.assemble.limit_text import LimitText
 from ratelimits.engine.assemble.script_text import ScriptText
 from ratelimits.engine.assemble.shape import REQUEST_NUMBERS, Shape
-from ratelimits.engine.assemble.states import HEADER, NAME, RULE
+from ratelimits.engine.assemble.states import HEADER, NAME, RULE, LimitText
 
 #: The numbers of one limit in a layout, as a format of Python's struct. The docstring of this module explains them.
 _LIMIT = struct.Struct("<BBHHB")

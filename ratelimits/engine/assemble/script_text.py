@@ -6,10 +6,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from ratelimits.engine.assemble import scripts
-from ratelimits.engine.assemble.limit_text import LimitText
-from ratelimits.engine.assemble.lua_functions import LuaFunction, divided, rarely, without_unused
+from ratelimits.engine.assemble.algorithm_files import LuaFunction, divided, rarely, without_unused
 from ratelimits.engine.assemble.shape import REQUEST_NUMBERS, Shape, renews
-from ratelimits.engine.assemble.states import HEADER, RULE, StateLines
+from ratelimits.engine.assemble.states import HEADER, RULE, LimitText, StateLines
 from ratelimits.engine.keys import SHARD_KEYS
 
 #: The start of a directive: a line of the template that says what to do, such as "--: for limit" (see lua/decide.lua).

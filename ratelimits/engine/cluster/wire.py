@@ -16,11 +16,10 @@ from redis.cluster import RedisCluster
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
 
-from ratelimits.engine.assemble.scripts import Script
+from ratelimits.engine.assemble.scripts import HasKey, Script, Sendable, resp
 from ratelimits.engine.cluster.split import Reply, Sending, parts, slot_of, steps
 from ratelimits.engine.command import Command
 from ratelimits.engine.keys import Keyspace
-from ratelimits.engine.resp import HasKey, Sendable, resp
 from ratelimits.engine.transport.breaker import Breaker, NodeNotSent, NodeUnanswered, SlotNotReached, prober
 from ratelimits.engine.transport.connection import NotReached, NotSent, Unanswered, Unavailable
 from ratelimits.engine.transport.wire import Wire

@@ -34,7 +34,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ratelimits.engine.assemble import scripts
-from ratelimits.engine.resp import resp
+from ratelimits.engine.assemble.scripts import resp
 from ratelimits.engine.transport.ages import closed, connect, ended
 from ratelimits.engine.transport.refused import refused
 

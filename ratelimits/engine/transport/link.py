@@ -16,8 +16,7 @@ import hiredis
 from redis.asyncio.connection import DefaultParser
 from redis.exceptions import AuthenticationError, InvalidResponse, RedisError, ResponseError
 
-from ratelimits.engine.assemble.scripts import Script
-from ratelimits.engine.resp import Sendable
+from ratelimits.engine.assemble.scripts import Script, Sendable
 from ratelimits.engine.transport.ages import JUST_NOW, PING, Ages, ended
 from ratelimits.engine.transport.connection import MORE, Unanswered, failure, refuses_writes
 

@@ -21,8 +21,7 @@ from typing import Any
 
 from redis.exceptions import AuthenticationError, NoScriptError, RedisError, ResponseError
 
-from ratelimits.engine.assemble.scripts import Script
-from ratelimits.engine.resp import Sendable, evaluating, loading
+from ratelimits.engine.assemble.scripts import Script, Sendable, evaluating, loading
 from ratelimits.engine.transport.ages import Ages
 from ratelimits.engine.transport.connection import ASK_RUN, NotSent, run_after, run_of
 from ratelimits.engine.transport.idle import process

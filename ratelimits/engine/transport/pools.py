@@ -32,7 +32,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 
-from ratelimits.engine.resp import resp
+from ratelimits.engine.assemble.scripts import resp
 from ratelimits.engine.transport.ages import Ages, ask, connect, tcp_options
 from ratelimits.engine.transport.connection import NotSent, refuses_writes
 

@@ -25,9 +25,8 @@ from redis.sentinel import SentinelConnectionPool
 
 from ratelimits.conf import conf, embedded
 from ratelimits.embedded.shared import own_url, shared_url
-from ratelimits.engine.assemble.scripts import Script
+from ratelimits.engine.assemble.scripts import Script, Sendable, evaluating, loading, loading_first
 from ratelimits.engine.keys import Keyspace
-from ratelimits.engine.resp import Sendable, evaluating, loading, loading_first
 from ratelimits.engine.transport import pools
 from ratelimits.engine.transport.ages import follow
 from ratelimits.engine.transport.connection import RUN_SCRIPT, Dropped, NotSent, Unanswered, exchange, greet

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from ratelimits.engine.assemble.indenting import indented
+from ratelimits.engine.assemble.scripts import indented
 from ratelimits.engine.call import Call, Meter, Usage
 from ratelimits.engine.command import Command as EngineCommand
 from ratelimits.engine.keys import Keyspace

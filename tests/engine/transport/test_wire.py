@@ -21,8 +21,7 @@ from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 
 from ratelimits.embedded import EmbeddedServer as RunningServer
 from ratelimits.embedded import free_port
-from ratelimits.engine.assemble.scripts import read
-from ratelimits.engine.resp import resp
+from ratelimits.engine.assemble.scripts import read, resp
 from ratelimits.engine.transport import idle, link
 from ratelimits.engine.transport.ages import IDLE
 from ratelimits.engine.transport.connection import NotSent, Unanswered, read_run

@@ -6,8 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from ratelimits.engine.assemble.scripts import Script
-from ratelimits.engine.resp import resp
+from ratelimits.engine.assemble.scripts import Script, resp
 from ratelimits.engine.transport.wire import Wire
 
 #: Seconds for a reply in tests that wait for one in vain; in all others a busy machine may take its time.
