@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from django.apps import AppConfig
 from django.apps import apps as installed_apps
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -20,8 +19,11 @@ _NAMES = {"mysql": "MySQL or MariaDB", "oracle": "Oracle", "microsoft": "Microso
 _ALLOWED = ("postgresql", "sqlite")
 
 
-def own_apps() -> list[AppConfig]:
-    """Return the installed apps of this package: `ratelimits`, and the apps above it, such as `ratelimits.usage`."""
+def own_apps() -> list[Any]:
+    """Return the configs of this package's installed apps: `ratelimits`, and those above it, such as `ratelimits.usage`.
+
+    Each has `pages`: the names of its models with a page in the admin, in the order in which people use them.
+    """
     return [config for config in installed_apps.get_app_configs() if is_own(config.label)]
 
 

@@ -25,7 +25,7 @@ SHARD = 0
 
 def operations(server: Server) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield each call, with the name of its operation."""
-    from ratelimits.engine import counting, spent
+    from ratelimits.engine import counting
 
     counted = usages("counted")
     for _ in range(CALLS):
@@ -34,9 +34,9 @@ def operations(server: Server) -> Iterator[tuple[str, Callable[[], object]]]:
             refusals(server, islice(counted, counting.MAX_COUNTERS)),
         )
     for _ in range(CALLS):
-        all_usages = list(islice(counted, spent.MAX_COUNTERS))
+        all_usages = list(islice(counted, counting.MAX_SPENT_COUNTERS))
         _record(server, all_usages)
-        yield f"counting/spent, {spent.MAX_COUNTERS} entries", _spent(server, all_usages)
+        yield f"counting/spent, {counting.MAX_SPENT_COUNTERS} entries", _spent(server, all_usages)
 
 
 def usages(name: str) -> Iterator[Usage]:
@@ -62,7 +62,7 @@ def refusals(server: Server, counted: Iterator[Usage]) -> Callable[[], object]:
 
 def _record(server: Server, usages: list[Usage]) -> None:
     """Record a prefetch for each usage."""
-    from ratelimits.engine.command import counters_of
+    from ratelimits.engine.call import counters_of
 
     moment = time.time_ns() // 1000
     records: dict[Any, bytes] = {
@@ -74,8 +74,8 @@ def _record(server: Server, usages: list[Usage]) -> None:
 
 def _spent(server: Server, usages: list[Usage]) -> Callable[[], object]:
     from ratelimits.engine.call import new_nonce
-    from ratelimits.engine.spent import CountSpent, Spent
+    from ratelimits.engine.counting import CountSpent, Spent
 
-    spent = [Spent(usage.account, 50, is_all=False) for usage in usages]
-    command = CountSpent(server.keyspace, SHARD, spent)
+    counting = [Spent(usage.account, 50, is_all=False) for usage in usages]
+    command = CountSpent(server.keyspace, SHARD, counting)
     return lambda: server.wire.call(command, new_nonce())

@@ -57,9 +57,21 @@ STARTS: dict[str, tuple[str, list[str], list[str]]] = {
         _API,
         [*_DRF, *_REDIS, "ratelimits.throttling"],
     ),
+    "limits": (
+        "and the app of rules, with its throttle class",
+        [*_API, "ratelimits"],
+        [*_DRF, *_REDIS, "ratelimits.throttling.by_rules"],
+    ),
+    "usage": (
+        "and the app that counts usage too",
+        [*_API, "ratelimits", "ratelimits.usage"],
+        [*_DRF, *_REDIS, "ratelimits.throttling.by_rules"],
+    ),
 }
 #: The most that the throttle classes with rates in code may add: milliseconds, and MB.
 MOST_MS, MOST_MB = 90, 3
+#: The most that the app of rules may add.
+MOST_MS_OF_LIMITS, MOST_MB_OF_LIMITS = 150, 6
 #: Name of a start -> the name of the start with which it is compared.
 _BEFORE = {
     "needed": "django",
@@ -67,6 +79,8 @@ _BEFORE = {
     "drf_needed": "drf",
     "throttles": "drf_needed",
     "rates": "api",
+    "limits": "api",
+    "usage": "limits",
 }
 #: The program of each start. It prints its processor time in seconds, the number of imported modules, and its memory in
 #: bytes.
@@ -112,6 +126,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     targets = [
         report.Claim("start with rates in code alone: more processor time, ms", MOST_MS, results["rates"]["more_ms"]),
         report.Claim("start with rates in code alone: more memory, MB", MOST_MB, results["rates"]["more_mb"]),
+        report.Claim(
+            "start with limits alone: more processor time, ms", MOST_MS_OF_LIMITS, results["limits"]["more_ms"]
+        ),
+        report.Claim("start with limits alone: more memory, MB", MOST_MB_OF_LIMITS, results["limits"]["more_mb"]),
     ]
     machine_info |= {"load_after": report.load()}
     run = report.run_json("pairs.importing", machine_info, vars(options), [], targets, results=results)

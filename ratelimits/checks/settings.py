@@ -20,7 +20,7 @@ from ratelimits.conf.setting_rules import complaint
 from ratelimits.embedded import ServerStartError, valkey_binary
 from ratelimits.engine import Unavailable
 from ratelimits.engine.cluster.wire import problem_of_redis_py
-from ratelimits.engine.publish import version_in_force
+from ratelimits.engine.server import version_in_force
 from ratelimits.models import ConfigVersion
 from ratelimits.routers import in_tenant, own_apps, refused
 
@@ -53,7 +53,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
 def _of_missing_apps(names: Collection[str]) -> Iterator[checks.CheckMessage]:
     """Yield a warning for the settings of each app that is not installed: nothing reads them."""
     for app, of_app in OF_APPS.items():
-        idle = sorted(of_app & names)
+        idle = sorted(name for name in of_app if name in names)
         if idle and not apps.is_installed(app):
             yield checks.Warning(
                 f"These settings of RATELIMITS do nothing in this project: {', '.join(idle)}.",

@@ -11,10 +11,11 @@ import os
 import secrets
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 from ratelimits.algorithms.base import MICROSECONDS
-from ratelimits.engine.keys import BIN_SECONDS, Keyspace, account_shard, shard_of
+from ratelimits.engine.keys import BIN_SECONDS, Keyspace, account_shard, quoted, shard_of
 from ratelimits.engine.program import Program
 
 #: The timeout of a call that accepts any wait.
@@ -196,3 +197,15 @@ def bin_of(now: int) -> tuple[int, int]:
     """Return the start of the bin that contains `now`, in seconds, and its end. `now` and the end are in µs."""
     start = now // _BIN * _BIN
     return start // MICROSECONDS, start + _BIN
+
+
+def counters_of(usage: Usage, bin_start: int) -> list[bytes]:
+    """Return the names of the counters of an admitted request, one for each meter."""
+    who = f"{quoted(usage.account)}|{quoted(usage.key)}"
+    return [f"a|{bin_start}|{meter}|{who}".encode() for meter in _meter_texts(usage.meters)]
+
+
+@lru_cache(maxsize=1024)
+def _meter_texts(meters: tuple[Meter, ...]) -> list[str]:
+    """Return for each meter the part "meter|rule|version" of a counter's name."""
+    return [f"{quoted(meter.name)}|{meter.rule}|{meter.version}" for meter in meters]

@@ -1,4 +1,4 @@
-"""Make the Redis command that sends a call of the deciding script (lua/decide.lua)."""
+"""Make the Redis commands of a call: to decide it (lua/decide.lua), and to ask whether Redis has states of a key."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from ratelimits.algorithms.base import MICROSECONDS
 from ratelimits.engine import memory
 from ratelimits.engine.assemble import Assembled, Shape, assembled
-from ratelimits.engine.assemble.scripts import bulks
-from ratelimits.engine.call import ANY, Call, Meter, Op, Usage, bin_of, shard, shard_of_usage
+from ratelimits.engine.assemble.scripts import Script, bulks, resp
+from ratelimits.engine.call import ANY, Call, Op, bin_of, counters_of, shard, shard_of_usage
 from ratelimits.engine.clock import clock
-from ratelimits.engine.keys import Keyspace, quoted
+from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.memory import Shortage
 
 
@@ -213,13 +213,21 @@ def _assembled(call: Call, heads: int, keys_without_state: int, slots_move: bool
     return assembled(shape)
 
 
-def counters_of(usage: Usage, bin_start: int) -> list[bytes]:
-    """Return the names of the counters of an admitted request, one for each meter."""
-    who = f"{quoted(usage.account)}|{quoted(usage.key)}"
-    return [f"a|{bin_start}|{meter}|{who}".encode() for meter in _meter_texts(usage.meters)]
+class StatesExist:
+    """The command that returns how many states Redis has of one key of a call. `position` is the key's position."""
 
+    script = Script(b"", b"")  # the command needs no script
 
-@lru_cache(maxsize=1024)
-def _meter_texts(meters: tuple[Meter, ...]) -> list[str]:
-    """Return for each meter the part "meter|rule|version" of a counter's name."""
-    return [f"{quoted(meter.name)}|{meter.rule}|{meter.version}" for meter in meters]
+    def __init__(self, keyspace: Keyspace, call: Call, position: int) -> None:
+        shards = [shard(keyspace, key, call.account, call.in_account) for key in call.keys]
+        names = zip(state_keys(keyspace, call, shards), call.program.states, strict=True)
+        self._keys = [name.encode() for name, state in names if state.key == position]
+
+    @property
+    def key(self) -> bytes:
+        """Return one of the command's Redis keys. In a cluster the node is found by this key."""
+        return self._keys[0]
+
+    def to_bytes(self, run: str, nonce: bytes) -> bytes:
+        """Return the command in RESP."""
+        return resp(b"EXISTS", *self._keys)

@@ -167,7 +167,7 @@ class Keyspace:
         return self.prefix(shard) + SHARD_KEYS["sealed"]
 
     def prefetched(self, shard: int) -> str:
-        """Return the name of a hash with the prefetches that may have uncounted requests (see engine/spent.py)."""
+        """Return the name of a hash with the prefetches that may have uncounted requests (see engine/counting.py)."""
         return self.prefix(shard) + "prefetched"
 
     def batch(self, shard: int, batch_id: str) -> str:

@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 from ratelimits.conf import conf
 from ratelimits.embedded import ServerStartError
 from ratelimits.engine.keys import LONGEST_KEY
-from ratelimits.engine.publish import publish_version
+from ratelimits.engine.server import publish_version
 from ratelimits.signals import rules_changed
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,7 @@ from ratelimits.answers.answer import Answer
 from ratelimits.conf import conf
 from ratelimits.engine import Decision
 from ratelimits.engine.clock import clock
-from ratelimits.engine.publish import publications
-from ratelimits.engine.server import current_server
+from ratelimits.engine.server import current_server, publications
 from ratelimits.identity import Identity
 from ratelimits.logs import bounded
 from ratelimits.quota.costs import ONE_ITEM, ONE_REQUEST

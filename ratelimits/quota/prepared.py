@@ -20,8 +20,7 @@ from ratelimits.engine.command import Command
 from ratelimits.engine.decision import Decision, refusal_by_zero_capacity
 from ratelimits.engine.keys import name_id
 from ratelimits.engine.program import MAX_LIMITS, Program, Term, program
-from ratelimits.engine.publish import publications
-from ratelimits.engine.server import current_server
+from ratelimits.engine.server import current_server, publications
 from ratelimits.identity import Identity, kinds_in_account
 from ratelimits.quota.counting import counting
 from ratelimits.quota.prefetch.permits import Fetch, PrefetchedPermits

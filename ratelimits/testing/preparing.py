@@ -36,8 +36,7 @@ from ratelimits.conf import conf, embedded
 from ratelimits.embedded import ServerStartError
 from ratelimits.embedded.shared import own_url
 from ratelimits.engine import server
-from ratelimits.engine.publish import publications
-from ratelimits.engine.server import isolate, test_suffix
+from ratelimits.engine.server import isolate, publications, test_suffix
 from ratelimits.engine.transport.wire import configured
 from ratelimits.models.versions import edit_begins
 from ratelimits.quota import checking, from_memory

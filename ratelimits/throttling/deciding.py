@@ -14,8 +14,8 @@ from ratelimits.answers import observing
 from ratelimits.answers.answer import PASSED, Answer
 from ratelimits.conf import conf
 from ratelimits.engine import Limit, decide, memory, server
+from ratelimits.engine.command import StatesExist
 from ratelimits.engine.decide import call_for
-from ratelimits.engine.known import StatesExist
 from ratelimits.engine.server import UNDECIDED, breaker, current_server, note_failure
 from ratelimits.logs import bounded
 from ratelimits.signals import request_refused

@@ -19,10 +19,9 @@ class UsageConfig(AppConfig):
 
     def ready(self) -> None:
         """Put the functions of this app in the places that the app `ratelimits` leaves for them."""
-        from ratelimits import rules
+        from ratelimits import rules, telemetry
         from ratelimits.quota.counting import counting
         from ratelimits.status import additions
-        from ratelimits.telemetry import state
         from ratelimits.usage import (
             checks,  # noqa: F401  (the system checks)
             doctor,
@@ -42,7 +41,7 @@ class UsageConfig(AppConfig):
         counting.record = recording.record
         counting.forget = access.clear
         process_totals.write_with(stored_totals.write)
-        state.sources[:] = [readings.read]
+        telemetry.sources[:] = [readings.read]
         additions.register(facts.ADDITIONS)
         doctor.install()
         # An app that was ready earlier can have asked for a decision. Its prepared commands count and restore nothing.

@@ -13,8 +13,7 @@ import ratelimits
 from ratelimits.doctor.commands import USED, rights
 from ratelimits.doctor.diagnosis import diagnose
 from ratelimits.doctor.findings import Part
-from ratelimits.engine.publish import publish_version, version_in_force
-from ratelimits.engine.server import current_server
+from ratelimits.engine.server import current_server, publish_version, version_in_force
 from ratelimits.engine.transport.ages import IDLE
 from ratelimits.simulate import clean
 from ratelimits.status.redis_state import read_redis

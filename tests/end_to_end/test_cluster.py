@@ -51,8 +51,7 @@ from ratelimits.engine.decide import decide_call
 from ratelimits.engine.memory import Shortage
 from ratelimits.engine.memory_watch import look
 from ratelimits.engine.program import Term, program
-from ratelimits.engine.publish import publish_version
-from ratelimits.engine.server import current_server
+from ratelimits.engine.server import current_server, publish_version
 from ratelimits.engine.transport.ages import IDLE, LIFETIME, LIFETIME_OF_CREDENTIALS
 from ratelimits.engine.transport.breaker import FAILURES, prober
 from ratelimits.engine.transport.multiplexed import Multiplexed

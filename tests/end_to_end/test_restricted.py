@@ -19,8 +19,7 @@ from ratelimits import engine
 from ratelimits.billing.reports.gaps import describe
 from ratelimits.billing.reports.verify.printed import verify_printed
 from ratelimits.embedded import EmbeddedServer
-from ratelimits.engine.publish import publish_version
-from ratelimits.engine.server import current_server
+from ratelimits.engine.server import current_server, publish_version
 from ratelimits.engine.transport.connection import UNREADABLE, read_run
 from ratelimits.simulate.trial import try_rule
 from ratelimits.status.fact import Level

@@ -21,8 +21,7 @@ from ratelimits.engine.decide import decide_call as steps
 from ratelimits.engine.decide import receipt_call
 from ratelimits.engine.keys import shard_of
 from ratelimits.engine.program import Term, program
-from ratelimits.engine.publish import publish_version
-from ratelimits.engine.server import current_server
+from ratelimits.engine.server import current_server, publish_version
 from ratelimits.engine.transport.connection import read_run
 from tests.support.engine.asking import KEYS, MONTHS, NOW, SECOND, ask, counted, everything, home, limit, usage
 from tests.support.raw import RawRedis

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import ratelimits
-from ratelimits.engine import counting, spent
+from ratelimits.engine import counting
 from ratelimits.engine.assemble import scripts
 from ratelimits.engine.call import Meter, Usage
 from ratelimits.engine.counting import RefusalCount, in_bounds
@@ -32,7 +32,7 @@ BATCH = 1000
 BOUNDS = {
     "decide": ("limits, each with its cost in one of the meters of the request", MAX_LIMITS + MAX_METERS),
     "counting/count": ("counters of refusals", counting.MAX_COUNTERS),
-    "counting/spent": ("counters of prefetches", spent.MAX_COUNTERS),
+    "counting/spent": ("counters of prefetches", counting.MAX_SPENT_COUNTERS),
     "seal": ("counters of the open batch: those of a full one and of the call that fills it", BATCH + 2 * MAX_LIMITS),
     "pending": ("names of batches", BATCHES_PER_PASS),
     "publish": ("heads", 1),
@@ -87,7 +87,7 @@ def test_the_benchmark_measures_each_script_at_its_bound() -> None:
 
 def test_the_size_of_a_full_batch_is_the_one_that_is_bounded() -> None:
     assert re.findall(r"fields >= (\d+)", scripts.text("counting/usage_new")) == [str(BATCH)]
-    assert 2 * max(counting.MAX_COUNTERS, spent.MAX_COUNTERS, MAX_LIMITS) <= BOUNDS["seal"][1] - BATCH
+    assert 2 * max(counting.MAX_COUNTERS, counting.MAX_SPENT_COUNTERS, MAX_LIMITS) <= BOUNDS["seal"][1] - BATCH
 
 
 def refusals(number: int, *meters: str) -> list[RefusalCount]:

@@ -15,7 +15,7 @@ from ratelimits.answers.answer import Answer
 from ratelimits.embedded import free_port
 from ratelimits.engine.counting import Count
 from ratelimits.engine.program import MAX_LIMITS
-from ratelimits.engine.publish import publications
+from ratelimits.engine.server import publications
 from ratelimits.identity import Identity
 from ratelimits.models import Account, KeyOverride, Rule
 from ratelimits.quota import checking, from_memory, prepared

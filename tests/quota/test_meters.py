@@ -11,7 +11,7 @@ import pytest
 from ratelimits import rules
 from ratelimits.answers.answer import Answer
 from ratelimits.billing.models import PlanPrice
-from ratelimits.engine import command
+from ratelimits.engine import call
 from ratelimits.identity import Identity
 from ratelimits.models import Access, Plan, PlanInclusion, Rule
 from ratelimits.outbound import permits
@@ -199,6 +199,6 @@ class TestMemory:
         assert sum(len(ready.costs) for ready in commands.by_key.values()) <= 200
         selection = rules.current().select("*", "", WHO)
         assert len(selection.cache) <= prepared.MAX_METER_COMBINATIONS
-        assert command._meter_texts.cache_info().currsize <= 1024
+        assert call._meter_texts.cache_info().currsize <= 1024
         from_memory.sender.flush()
         assert sum(counted(redis_client).values()) >= 2000

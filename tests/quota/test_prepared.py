@@ -14,11 +14,10 @@ from ratelimits import rules
 from ratelimits.answers.answer import Answer
 from ratelimits.engine import AlreadySettled, Unanswered
 from ratelimits.engine.call import Op
-from ratelimits.engine.counting import Count
+from ratelimits.engine.counting import Count, CountSpent
 from ratelimits.engine.decide import decide_call
 from ratelimits.engine.decision import Decision
 from ratelimits.engine.server import current_server
-from ratelimits.engine.spent import CountSpent
 from ratelimits.identity import Identity
 from ratelimits.models import KeyOverride, Rule
 from ratelimits.quota import checking, from_memory, prepared, receipts

@@ -16,7 +16,7 @@ from ratelimits import rules
 from ratelimits.billing.models import PlanPrice
 from ratelimits.conf import conf
 from ratelimits.engine.keys import Keyspace
-from ratelimits.engine.publish import publish_version
+from ratelimits.engine.server import publish_version
 from ratelimits.identity import Identity
 from ratelimits.models import ConfigVersion, KeyOverride, Plan, PlanInclusion, PlanMembership, Rule, Tombstone
 from ratelimits.rules.loader import Loader

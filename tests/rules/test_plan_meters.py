@@ -20,7 +20,7 @@ from ratelimits import as_code, rules
 from ratelimits.billing.models import PlanPrice
 from ratelimits.billing.reports.terms.price_book import PriceBook
 from ratelimits.conf import conf
-from ratelimits.engine.publish import version_in_force
+from ratelimits.engine.server import version_in_force
 from ratelimits.identity import Identity
 from ratelimits.models import ConfigVersion, Plan, PlanInclusion, Rule
 from ratelimits.models.accounts import plan_parts

@@ -11,7 +11,7 @@ from django.core import checks
 from django.core.management import call_command
 
 from ratelimits import rules
-from ratelimits.engine.publish import publish_version, version_in_force
+from ratelimits.engine.server import publish_version, version_in_force
 from ratelimits.identity import Identity
 from ratelimits.models import ConfigVersion, Rule
 from tests.rules.conftest import Clock

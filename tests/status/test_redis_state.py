@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 
 from ratelimits.conf import DEFAULTS
-from ratelimits.engine.publish import publish_version
+from ratelimits.engine.server import publish_version
 from ratelimits.status.redis_state import read_redis
 from ratelimits.usage.ledger.seal import seal
 from tests.support.engine.proxy import Proxy

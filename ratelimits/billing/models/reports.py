@@ -12,8 +12,8 @@ from typing import Any
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.algorithms.base import MICROSECONDS
 from ratelimits.algorithms.billing_periods import period_name
-from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.customers import Customer
 from ratelimits.moments.columns import UTCDateTimeField

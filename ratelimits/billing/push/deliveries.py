@@ -41,9 +41,8 @@ from ratelimits.billing.reports.statements import version_rows
 from ratelimits.conf import conf
 from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.accounts.named import of_tokens
-from ratelimits.moments import moment
+from ratelimits.moments import moment, now_of
 from ratelimits.moments.columns import UTCDateTimeField
-from ratelimits.moments.databases import now_of
 from ratelimits.progress import Progress
 from ratelimits.usage.ledger import crash
 from ratelimits.usage.periods import SECOND

@@ -7,7 +7,7 @@
 -- counted, and the drain records a gap for them.
 --
 -- KEYS[1]  head of the shard     KEYS[2]  the shard's open batch
--- KEYS[3]  hash of the shard's prefetches: name -> record. engine/spent.py describes the record
+-- KEYS[3]  hash of the shard's prefetches: name -> record. engine/counting.py describes the record
 -- ARGV[1]  the server's run (see run.lua) at the moment when the caller connected   ARGV[2]  nonce
 -- ARGV[3]  name of the new prefetch; "" if there is none   ARGV[4]  the record of the new prefetch
 -- ARGV[5…] three arguments for each earlier prefetch: its name, the number of requests that have spent its permits,

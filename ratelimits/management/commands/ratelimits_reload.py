@@ -8,7 +8,7 @@ from django.db import transaction
 from redis.exceptions import RedisError
 
 from ratelimits.conf import conf
-from ratelimits.engine.publish import version_in_force
+from ratelimits.engine.server import version_in_force
 from ratelimits.engine.transport.refused import cause
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.progress import shown

@@ -22,11 +22,11 @@ from weakref import WeakSet
 from ratelimits.algorithms.base import MICROSECONDS
 from ratelimits.engine.call import Call, Receipt, bin_of
 from ratelimits.engine.command import Command
+from ratelimits.engine.counting import MAX_SPENT_COUNTERS, Spent, record
 from ratelimits.engine.decide import receipt_call
 from ratelimits.engine.decision import Decision
 from ratelimits.engine.program import program
 from ratelimits.engine.server import Server
-from ratelimits.engine.spent import MAX_COUNTERS, Spent, record
 
 #: The clocks of this machine and of Redis differ. So prefetched permits end before their window ends: MARGIN seconds
 #: earlier, plus the fraction DRIFT of the time that the window has left.
@@ -64,7 +64,7 @@ class Prefetch:
     ended     the number of later requests whose permits ended before they were spent
     until     the moment before which permits can be spent, in seconds of the clock
     counted   the number of later requests that Redis has counted
-    recorded  whether Redis has, or perhaps has, a record of the prefetch (see engine/spent.py)
+    recorded  whether Redis has, or perhaps has, a record of the prefetch (see engine/counting.py)
     returned  whether nothing is left to give back to Redis: all permits were spent, given back or lost
     receipt   the receipt of all permits. Its usage is the usage of one request
     counted_at  when Redis counted the first request, in µs since 1970 UTC
@@ -316,7 +316,7 @@ class PrefetchedPermits:
             items: list[tuple[Prefetch, Spent]] = []
             now, are_all = self.clock(), True
             for prefetch in self._recorded:
-                if items and (len(items) + 1) * self.meters > MAX_COUNTERS:
+                if items and (len(items) + 1) * self.meters > MAX_SPENT_COUNTERS:
                     new, self._new, are_all = None, new, False
                     break
                 # Whether no more requests will spend permits of this prefetch.

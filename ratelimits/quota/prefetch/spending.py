@@ -16,10 +16,10 @@ from redis.exceptions import ResponseError
 
 from ratelimits.background import Background
 from ratelimits.engine.call import new_nonce
+from ratelimits.engine.counting import MAX_SPENT_COUNTERS, CountSpent, shard_of_receipt
 from ratelimits.engine.decide import decide_call, refund_cancelled
 from ratelimits.engine.decision import AlreadySettled, Decision, Stale
 from ratelimits.engine.server import Server
-from ratelimits.engine.spent import MAX_COUNTERS, CountSpent, shard_of_receipt
 from ratelimits.engine.transport.breaker import NodeUnavailable
 from ratelimits.engine.transport.connection import NotSent, Unavailable
 from ratelimits.logs import bounded
@@ -189,10 +189,10 @@ def _send_in_bounds(sending: Iterable[PrefetchedPermits], *, everything: bool) -
 
 
 def _in_bounds(group: Sequence[UnsentCounts]) -> Iterator[list[UnsentCounts]]:
-    """Yield the counts in lists for one command each, so that no list has more than MAX_COUNTERS counters."""
+    """Yield the counts in lists for one command each, so that no list has more than MAX_SPENT_COUNTERS counters."""
     unsent: list[UnsentCounts] = []
     for counts in group:
-        if unsent and sum(one.counters for one in unsent) + counts.counters > MAX_COUNTERS:
+        if unsent and sum(one.counters for one in unsent) + counts.counters > MAX_SPENT_COUNTERS:
             yield unsent
             unsent = []
         unsent.append(counts)

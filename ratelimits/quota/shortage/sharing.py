@@ -19,7 +19,7 @@ from typing import Any
 from ratelimits import rules
 from ratelimits.addresses import coarser_keys
 from ratelimits.engine import NotSent, Unanswered, memory
-from ratelimits.engine.known import StatesExist
+from ratelimits.engine.command import StatesExist
 from ratelimits.engine.memory import Shortage
 from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.breaker import Breaker

@@ -21,9 +21,9 @@ from django.db.models import F, Max, Min, QuerySet, Sum
 from redis.exceptions import AskError, ResponseError
 
 from ratelimits.conf import conf
+from ratelimits.engine.counting import Uncounted, uncounted
 from ratelimits.engine.keys import ANONYMOUS, BIN_SECONDS
 from ratelimits.engine.server import Server
-from ratelimits.engine.spent import Uncounted, uncounted
 from ratelimits.usage.ledger.gaps import note_changes
 from ratelimits.usage.models.gaps import DurabilityGap, GapKind, ProcessTotal
 from ratelimits.usage.models.ledger import ShardState

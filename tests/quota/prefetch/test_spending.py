@@ -19,9 +19,9 @@ from ratelimits.answers.answer import Answer
 from ratelimits.billing.reports.gaps import describe
 from ratelimits.conf import conf
 from ratelimits.engine.call import new_nonce
+from ratelimits.engine.counting import MAX_SPENT_COUNTERS, CountSpent, Spent, uncounted
 from ratelimits.engine.decide import decide_call
 from ratelimits.engine.server import current_server
-from ratelimits.engine.spent import MAX_COUNTERS, CountSpent, Spent, uncounted
 from ratelimits.identity import Identity
 from ratelimits.models import Rule
 from ratelimits.quota import checking, prepared
@@ -101,14 +101,14 @@ def totals() -> dict[str, int]:
     capacity=st.integers(1, 200),
     most=st.integers(1, 70),
     steps=st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0, 0.3, 1.1]), st.integers(1, 40)), max_size=20),
-    counters=st.sampled_from([1, 2, MAX_COUNTERS]),
+    counters=st.sampled_from([1, 2, MAX_SPENT_COUNTERS]),
 )
 def test_each_admitted_request_is_counted_once(
     capacity: int, most: int, steps: list[tuple[int, float, int]], counters: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for module in (permits, spending):
-            patch.setattr(module, "MAX_COUNTERS", counters)
+            patch.setattr(module, "MAX_SPENT_COUNTERS", counters)
         _requests_are_counted_once(capacity, most, steps)
 
 

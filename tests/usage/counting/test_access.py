@@ -18,7 +18,7 @@ from ratelimits.answers.answer import Answer
 from ratelimits.decorators import limited
 from ratelimits.embedded import free_port
 from ratelimits.engine.counting import Count
-from ratelimits.engine.publish import publications
+from ratelimits.engine.server import publications
 from ratelimits.identity import Identity
 from ratelimits.middleware import QuotaMiddleware
 from ratelimits.models import Access, Account, Rule

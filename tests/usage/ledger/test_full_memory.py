@@ -9,8 +9,7 @@ from redis.exceptions import OutOfMemoryError
 
 from ratelimits.engine.call import new_nonce
 from ratelimits.engine.counting import Count, RefusalCount
-from ratelimits.engine.publish import publish_version, version_in_force
-from ratelimits.engine.server import current_server
+from ratelimits.engine.server import current_server, publish_version, version_in_force
 from ratelimits.usage.models import Batch, DurabilityGap, Line
 from tests.support.engine.asking import KEYS, home, usage
 from tests.support.raw import RawRedis

@@ -22,7 +22,7 @@ from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import plural
 from ratelimits.management.progress import shown
-from ratelimits.moments.databases import now_of
+from ratelimits.moments import now_of
 
 #: Maximum number of deliveries that --status names for each receiver and state. The admin lists all deliveries.
 _MAX_NAMED = 50

@@ -9,7 +9,7 @@ from redis.exceptions import RedisError
 
 from ratelimits.embedded import free_port
 from ratelimits.engine import Stale
-from ratelimits.engine.publish import publish_version
+from ratelimits.engine.server import publish_version
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.support.engine.asking import KEYS, ask, limit
 from tests.support.raw import RawRedis
