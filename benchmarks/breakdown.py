@@ -130,8 +130,7 @@ def steps() -> list[Case]:
     from ratelimits.engine.server import current_server
     from ratelimits.identity import Identity, identify
     from ratelimits.quota import checking, costs
-    from ratelimits.quota.costs import ONE_REQUEST
-    from ratelimits.quota.view_costs import costs_of
+    from ratelimits.quota.costs import ONE_REQUEST, costs_of
     from ratelimits.throttling import QuotaThrottle
 
     request, server = in_place.drf_request(), ours.engine_server()

@@ -18,11 +18,11 @@ from ratelimits.answers.responses import arefusal, refusal, with_headers
 from ratelimits.conf import shown
 from ratelimits.identity import aidentify, identify
 from ratelimits.quota import finishing
-from ratelimits.quota.costs import WrongCost
-from ratelimits.quota.view_costs import (
+from ratelimits.quota.costs import (
     Bounds,
     Cost,
     CostOutOfBounds,
+    WrongCost,
     check_bounds,
     costs_of,
     out_of_bounds,

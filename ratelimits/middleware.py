@@ -22,8 +22,15 @@ from ratelimits.answers.responses import arefusal, refusal, with_headers
 from ratelimits.conf import conf
 from ratelimits.identity import aidentify, identify
 from ratelimits.quota import finishing
-from ratelimits.quota.costs import ONE_REQUEST, WrongCost
-from ratelimits.quota.view_costs import CostOutOfBounds, costs_of, out_of_bounds, scope_of, wrong_cost
+from ratelimits.quota.costs import (
+    ONE_REQUEST,
+    CostOutOfBounds,
+    WrongCost,
+    costs_of,
+    out_of_bounds,
+    scope_of,
+    wrong_cost,
+)
 from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
 from ratelimits.view_keys import AskedView, Key, awith_view_keys, with_view_keys
 

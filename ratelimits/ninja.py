@@ -19,7 +19,7 @@ from ratelimits import unknown_names
 from ratelimits.answers.answer import Answer
 from ratelimits.answers.responses import arefusal, refusal, with_headers
 from ratelimits.decorators import AnyCost, adecided, aended_if_it_fails, decided, ended_if_it_fails
-from ratelimits.quota.view_costs import Bounds, CostOutOfBounds, check_bounds, out_of_bounds, scope_of, view_name
+from ratelimits.quota.costs import Bounds, CostOutOfBounds, check_bounds, out_of_bounds, scope_of, view_name
 from ratelimits.view_keys import Key, check_key
 
 Operation = TypeVar("Operation", bound=Callable[..., Any])

@@ -181,7 +181,7 @@ def _empty_server(_steward: redis.Redis) -> None:
     from ratelimits.engine import memory
     from ratelimits.engine.server import breaker, isolate
     from ratelimits.engine.transport.breaker import prober
-    from ratelimits.quota import from_memory, meters
+    from ratelimits.quota import costs, from_memory
 
     isolate("")  # a test that was rolled back had its own keys
     logs.forget()
@@ -190,7 +190,7 @@ def _empty_server(_steward: redis.Redis) -> None:
     breaker.succeeded()
     with prober._lock:
         prober._watched.clear()  # nobody waits any more for a server of an earlier test
-    meters.forget()
+    costs.forget_meters()
     from_memory.denials.clear()
     from_memory.sender.flush()  # after what its thread was just sending
     _steward.flushall()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CALLS = 30
 #: The shard of the calls that a worker makes.
 SHARD = 0
-#: The number of counts that wait in a process after an outage (quota/refusals/counts.py keeps at most this many).
+#: The number of counts that wait in a process after an outage (quota/deny_cache.py keeps at most this many).
 WAITING = 50_000
 #: The rules of the largest decision take turns. All have room, so each limit is charged.
 RULES: tuple[dict[str, Any], ...] = (
@@ -73,7 +73,7 @@ def _largest_decision(rules: Sequence[dict[str, Any]]) -> tuple[Call, int]:
 def _waiting(server: Server) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the calls with which a process sends all counts that wait after an outage. The longest one counts."""
     from ratelimits.engine.counting import RefusalCount
-    from ratelimits.quota.refusals.deny_cache import send
+    from ratelimits.quota.deny_cache import send
 
     usages = counting.usages("refused")
     counts = [RefusalCount(next(usages), (counting.COST,), 12, 3456, 5) for _ in range(WAITING)]

@@ -32,7 +32,7 @@ FUNCTIONS = (
     "ratelimits.quota.checking:current_server",
     "ratelimits.quota.checking:decide_call",
     "ratelimits.rules:current",
-    "ratelimits.quota.refusals.deny_cache:DenyCache.repeat",
+    "ratelimits.quota.deny_cache:DenyCache.repeat",
     "ratelimits.engine.decide:new_nonce",
     "ratelimits.engine.decide:parse_reply",
     "ratelimits.engine.decide:Decision.__init__",

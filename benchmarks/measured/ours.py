@@ -24,10 +24,9 @@ from ratelimits.identity import Identity
 from ratelimits.models import Access, Rule
 from ratelimits.models.versions import editing
 from ratelimits.quota import checking as quota
-from ratelimits.quota import from_memory
-from ratelimits.quota.prefetch import spending
-from ratelimits.quota.prefetch.permits import PrefetchedPermits
-from ratelimits.quota.refusals.deny_cache import DenyCache
+from ratelimits.quota import from_memory, spending
+from ratelimits.quota.deny_cache import DenyCache
+from ratelimits.quota.prefetch import PrefetchedPermits
 from ratelimits.rules import Selection
 
 PER_SECOND = TokenBucket(capacity=1_000_000, rate=Decimal(100_000), period=Decimal(1))

@@ -15,7 +15,7 @@ from project.demo.seed import IssuedKey
 from project.demo.traffic import ClientCounts
 from ratelimits.conf import conf
 from ratelimits.engine.keys import account_shard
-from ratelimits.quota.refusals.deny_cache import INTERVAL
+from ratelimits.quota.deny_cache import INTERVAL
 from ratelimits.usage.models import Line, ShardState
 
 

@@ -1,6 +1,6 @@
 """System checks of the meters that views and rows name. They compare these names with the setting METERS.
 
-A request whose cost names a meter that is not known raises an error (see quota/meters.py).
+A request whose cost names a meter that is not known raises an error (see quota/costs.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ratelimits.checks import listed
 from ratelimits.conf import conf
 from ratelimits.models import Rule
 from ratelimits.models.accounts import plan_parts
-from ratelimits.quota.meters import MAX_FURTHER
+from ratelimits.quota.costs import MAX_FURTHER
 from ratelimits.unknown_names import written_in_views
 
 #: Maximum number of names that a message lists.

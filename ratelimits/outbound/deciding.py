@@ -28,9 +28,9 @@ from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import breaker, note_failure
 from ratelimits.identity import NO_CLIENT, Identity, kinds_in_account
 from ratelimits.logs import bounded
-from ratelimits.quota import meters, without_decision
+from ratelimits.quota import without_decision
 from ratelimits.quota.checking import RELOADS
-from ratelimits.quota.costs import WrongCost
+from ratelimits.quota.costs import WrongCost, check_meters, need_newer_rules
 from ratelimits.quota.prepared import Prepared, prepare
 from ratelimits.rules import RulesUnavailable, in_memory
 from ratelimits.rules.selection import GLOBAL_KEY, key_of
@@ -168,7 +168,7 @@ class Outbound:
                 if self.algorithm is None:
                     selection = yield SelectRules(self.name, self.identity, newer)
                     snapshot = in_memory()
-                    if snapshot is not None and meters.need_newer_rules(self.costs, snapshot):
+                    if snapshot is not None and need_newer_rules(self.costs, snapshot):
                         selection = yield SelectRules(self.name, self.identity, again=True)
                     self._check_meters()
                     prepared = prepare(selection, tuple(self.costs))
@@ -226,7 +226,7 @@ class Outbound:
     def _check_meters(self) -> None:
         """Raise WrongCost, with the name of the call, if its cost names a meter that is not known."""
         try:
-            meters.check(self.costs, in_memory())
+            check_meters(self.costs, in_memory())
         except WrongCost as error:
             raise WrongCost(f"{self.name}: {error}") from None
 

@@ -23,12 +23,11 @@ from ratelimits.engine.decide import adecide_call, decide_call
 from ratelimits.engine.server import breaker, current_server, note_failure
 from ratelimits.identity import Identity
 from ratelimits.logs import bounded
-from ratelimits.quota import from_memory, meters, without_decision
-from ratelimits.quota.costs import ONE_REQUEST, valid_costs
+from ratelimits.quota import from_memory, shortage, spending, without_decision
+from ratelimits.quota.costs import ONE_REQUEST, check_meters, forget_meters, need_newer_rules, valid_costs
 from ratelimits.quota.counting import counting
 from ratelimits.quota.from_memory import denials
-from ratelimits.quota.prefetch import spending
-from ratelimits.quota.prefetch.permits import Fetch, PrefetchedPermits
+from ratelimits.quota.prefetch import Fetch, PrefetchedPermits
 from ratelimits.quota.prepared import (
     Prepared,
     PreparedCommand,
@@ -39,7 +38,6 @@ from ratelimits.quota.prepared import (
     without_limits,
     without_version,
 )
-from ratelimits.quota.shortage import sharing
 from ratelimits.rules import RulesUnavailable, Selection, Snapshot
 from ratelimits.signals import request_refused
 
@@ -62,7 +60,7 @@ def forget(**kwargs: object) -> None:
     spending.clear()
     counting.forget()
     breaker.succeeded()
-    meters.forget()
+    forget_meters()
     without_decision.local.clear()
 
 
@@ -87,7 +85,7 @@ def check(
 
     If prefetching is on for all rules of the request, the request can spend prefetched permits. Then it is counted up
     to a second after its decision. If Redis cannot be asked, the rules' failure policies answer. Raise WrongCost for
-    costs that are not valid, or name a meter that is not known (see `quota.meters`). If ENABLED is False, every request
+    costs that are not valid, or name a meter that is not known (see `quota.costs`). If ENABLED is False, every request
     passes.
     """
     if not conf.ENABLED:
@@ -126,7 +124,7 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
                 by_key = commands.by_key
                 ready = commands.make(shape, chosen)
                 prepared = ready.prepared  # for the failure policies, if Redis cannot be asked what is affordable
-                ready = sharing.affordable(commands, by_key, snapshot, shape, ready, breaker)
+                ready = shortage.affordable(commands, by_key, snapshot, shape, ready, breaker)
             prepared, _costs, fetch, permits, zero_refusal, _decides = ready
             # Redis is not asked before this refusal, so it cannot say that the rules are too old. If this process has
             # edited rules, first read them again.
@@ -204,7 +202,7 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
                 by_key = commands.by_key
                 ready = commands.make(shape, chosen)
                 prepared = ready.prepared
-                ready = await sharing.aaffordable(commands, by_key, snapshot, shape, ready, breaker)
+                ready = await shortage.aaffordable(commands, by_key, snapshot, shape, ready, breaker)
             prepared, _costs, fetch, permits, zero_refusal, _decides = ready
             # Redis is not asked before this refusal, so it cannot say that the rules are too old. If this process has
             # edited rules, first read them again.
@@ -297,10 +295,10 @@ def _choose(
     Raise WrongCost if the request names a meter that is not known.
     """
     if costs is not ONE_REQUEST:  # the meter "requests" is always known
-        if meters.need_newer_rules(costs, snapshot):
+        if need_newer_rules(costs, snapshot):
             snapshot = rules.reload()
             commands = commands_by(snapshot)
-        meters.check(costs, snapshot)
+        check_meters(costs, snapshot)
     answer = from_memory.by_row(commands, identity, costs)
     if answer is not None:
         return answer
@@ -318,10 +316,10 @@ async def _achoose(
 ) -> Answer | Selection:
     """Do the same as `_choose`, in async code."""
     if costs is not ONE_REQUEST:
-        if meters.need_newer_rules(costs, snapshot):
+        if need_newer_rules(costs, snapshot):
             snapshot = await rules.areload()
             commands = commands_by(snapshot)
-        meters.check(costs, snapshot)
+        check_meters(costs, snapshot)
     answer = await from_memory.aby_row(commands, identity, costs)
     if answer is not None:
         return answer

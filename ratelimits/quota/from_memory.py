@@ -20,8 +20,8 @@ from ratelimits.identity import Identity
 from ratelimits.logs import bounded
 from ratelimits.quota.costs import ONE_ITEM, ONE_REQUEST
 from ratelimits.quota.counting import counting
+from ratelimits.quota.deny_cache import DenyCache, Sender, StoredRefusal
 from ratelimits.quota.prepared import Prepared, PreparedCommands, commands_by
-from ratelimits.quota.refusals.deny_cache import DenyCache, Sender, StoredRefusal
 from ratelimits.rules import AccessRow, RulesUnavailable
 from ratelimits.rules.keyed import NEVER
 

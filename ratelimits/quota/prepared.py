@@ -23,7 +23,7 @@ from ratelimits.engine.program import MAX_LIMITS, Program, Term, program
 from ratelimits.engine.server import current_server, publications
 from ratelimits.identity import Identity, kinds_in_account
 from ratelimits.quota.counting import counting
-from ratelimits.quota.prefetch.permits import Fetch, PrefetchedPermits
+from ratelimits.quota.prefetch import Fetch, PrefetchedPermits
 from ratelimits.rules import AppliedRule, Selection, Snapshot, UnreadableRule
 from ratelimits.rules.selection import key_of
 

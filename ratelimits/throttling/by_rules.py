@@ -17,8 +17,7 @@ from ratelimits.answers.answer import Answer
 from ratelimits.conf import conf
 from ratelimits.identity import identify
 from ratelimits.quota import finishing
-from ratelimits.quota.costs import ONE_REQUEST, WrongCost
-from ratelimits.quota.view_costs import CostOutOfBounds, costs_of, scope_of, wrong_cost
+from ratelimits.quota.costs import ONE_REQUEST, CostOutOfBounds, WrongCost, costs_of, scope_of, wrong_cost
 from ratelimits.quota.waiting import check_and_wait
 from ratelimits.throttling.refusing import raise_refusal
 from ratelimits.throttling.view_headers import REFUSED, add_fields

@@ -25,7 +25,7 @@ from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.models import ConfigVersion, Rule
 from ratelimits.quota import checking
-from ratelimits.quota.refusals.deny_cache import send
+from ratelimits.quota.deny_cache import send
 from ratelimits.rules.query_thread import PATIENCE
 from ratelimits.usage.ledger.drain import drain
 from ratelimits.usage.ledger.seal import seal

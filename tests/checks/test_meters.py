@@ -12,7 +12,7 @@ from django.urls import path
 from ratelimits.billing.models import PlanPrice
 from ratelimits.decorators import limited
 from ratelimits.models import Plan, PlanInclusion
-from ratelimits.quota.meters import MAX_FURTHER
+from ratelimits.quota.costs import MAX_FURTHER
 from tests.support.rows import rule
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]

@@ -58,9 +58,8 @@ from ratelimits.engine.transport.multiplexed import Multiplexed
 from ratelimits.identity import Identity
 from ratelimits.models import Rule
 from ratelimits.outbound import WaitTooLong, permits
-from ratelimits.quota import checking
-from ratelimits.quota.prefetch import spending
-from ratelimits.quota.refusals.deny_cache import DenyCache, send
+from ratelimits.quota import checking, spending
+from ratelimits.quota.deny_cache import DenyCache, send
 from ratelimits.simulate.trial import try_rule
 from ratelimits.throttling import UserRateThrottle
 from ratelimits.usage.erasure.everywhere import erase_everywhere

@@ -20,8 +20,7 @@ from ratelimits.doctor.diagnosis import diagnose
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.call import Op
 from ratelimits.engine.server import current_server
-from ratelimits.quota import checking
-from ratelimits.quota.prefetch import spending
+from ratelimits.quota import checking, spending
 from ratelimits.simulate import Replay, Simulator, TraceLine, clean, read_rules
 from tests.end_to_end.test_topologies import WHO, everything, using
 from tests.support.entry_points import begin_afresh

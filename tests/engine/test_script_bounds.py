@@ -18,7 +18,7 @@ from ratelimits.engine.counting import RefusalCount, in_bounds
 from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.engine.server import current_server
 from ratelimits.quota.costs import MAX_METERS
-from ratelimits.quota.refusals.deny_cache import send
+from ratelimits.quota.deny_cache import send
 from ratelimits.usage.ledger.pending import BATCHES_PER_PASS
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.support.entry_points import counted

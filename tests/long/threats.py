@@ -103,7 +103,7 @@ DEFENCES = (
     ),
     Defence(
         "tests/quota/test_meters.py::TestMemory::test_thousands_of_names_are_refused_and_kept_nowhere",
-        "ratelimits.quota.meters:_refused",
+        "ratelimits.quota.costs:_refused_meter",
         "return new[0]",
         "return None",
     ),
@@ -120,8 +120,8 @@ DEFENCES = (
         "",
     ),
     Defence(
-        "tests/quota/test_sharing.py::test_a_flood_of_addresses_leaves_no_request_undecided",
-        "ratelimits.quota.shortage.sharing:coarser",
+        "tests/quota/test_shortage.py::test_a_flood_of_addresses_leaves_no_request_undecided",
+        "ratelimits.quota.shortage:coarser",
         "identity.address is not None and not",
         "False and not",
     ),

@@ -19,9 +19,8 @@ from ratelimits.embedded import free_port
 from ratelimits.engine import AlreadySettled, Decision, Receipt, refund
 from ratelimits.identity import Identity
 from ratelimits.models import Access, Rule
-from ratelimits.quota import checking, from_memory, receipts
+from ratelimits.quota import checking, from_memory, receipts, spending
 from ratelimits.quota.counting import Counting, counting
-from ratelimits.quota.prefetch import spending
 from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
 from ratelimits.usage import recording
 from ratelimits.usage.counting import access, process_totals

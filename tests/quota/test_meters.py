@@ -15,9 +15,8 @@ from ratelimits.engine import call
 from ratelimits.identity import Identity
 from ratelimits.models import Access, Plan, PlanInclusion, Rule
 from ratelimits.outbound import permits
-from ratelimits.quota import checking, from_memory, meters, prepared
-from ratelimits.quota.costs import WrongCost
-from ratelimits.quota.meters import MAX_FURTHER
+from ratelimits.quota import checking, costs, from_memory, prepared
+from ratelimits.quota.costs import MAX_FURTHER, WrongCost
 from ratelimits.rules import RulesUnavailable
 from ratelimits.usage.counting import access, process_totals
 from tests.support.entry_points import Clock, begin_afresh, counted
@@ -146,7 +145,7 @@ class TestNotDeclared:
         fill(check)
         rule("first", meter="model-0")
         assert [check(WHO, costs={name: 1}).allowed for name in ("model-0", "one-more")] == [True, True]
-        assert len(meters._further) <= MAX_FURTHER
+        assert len(costs._further) <= MAX_FURTHER
 
     def test_every_entry_point_shares_the_places(self, check: Check) -> None:
         fill(check)
@@ -182,7 +181,7 @@ class TestMemory:
             except WrongCost:
                 refused += 1
         assert refused == number_of - MAX_FURTHER // each
-        assert len(meters._further) == MAX_FURTHER
+        assert len(costs._further) == MAX_FURTHER
         assert len(prepared._commands.by_key) <= MAX_FURTHER // each
         assert len({total.meter for total in process_totals.totals()}) == MAX_FURTHER
 

@@ -20,9 +20,8 @@ from ratelimits.engine.decision import Decision
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.models import KeyOverride, Rule
-from ratelimits.quota import checking, from_memory, prepared, receipts
-from ratelimits.quota.prefetch import spending
-from ratelimits.quota.prefetch.permits import Fetch, PrefetchedPermits
+from ratelimits.quota import checking, from_memory, prepared, receipts, spending
+from ratelimits.quota.prefetch import Fetch, PrefetchedPermits
 from ratelimits.usage.counting import process_totals
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.support.entry_points import Clock, away, begin_afresh, counted

@@ -13,9 +13,8 @@ from django.db.backends.utils import CursorWrapper
 from ratelimits import rules
 from ratelimits.conf import DEFAULTS
 from ratelimits.engine.server import breaker
-from ratelimits.quota import from_memory, without_decision
-from ratelimits.quota.fallback import LocalLimiter
-from ratelimits.quota.prefetch import spending
+from ratelimits.quota import from_memory, spending, without_decision
+from ratelimits.quota.without_decision import LocalLimiter
 from ratelimits.usage.counting import process_totals
 from tests.support.raw import RawRedis
 

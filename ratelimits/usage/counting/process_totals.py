@@ -6,7 +6,7 @@ admitted    requests that Redis admitted, by account. The ledger must contain at
 unanswered  requests whose reply was lost, by key. It is not known whether the ledger contains them
 unmetered   requests that a failure policy let through, by key. The ledger does not contain them
 unreported  requests that spent prefetched permits, but are perhaps not counted, by key
-uncounted   refused requests that are perhaps not counted as denied, by key (see refusals/counts.py)
+uncounted   refused requests that are perhaps not counted as denied, by key (see deny_cache.py)
 blocked     requests that a block refused, by the key or network of the block
 exempt      requests that an allow exempted, by the key or network of the allow
 unreadable  requests whose user or API key cannot be read, by "user" or "api_key". The status page shows them

@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 from ratelimits.embedded import ServerStartError
 from ratelimits.engine.transport.refused import cause
 from ratelimits.models import Customer
-from ratelimits.quota.prefetch.spending import send_and_give_back
+from ratelimits.quota.spending import send_and_give_back
 from ratelimits.usage.erasure.counters import LimitKeys
 from ratelimits.usage.erasure.erase import Erasure, erase
 from ratelimits.usage.ledger.drain import drain

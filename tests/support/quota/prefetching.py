@@ -9,8 +9,8 @@ from ratelimits.engine.command import Command
 from ratelimits.engine.decide import call_for, decide_call
 from ratelimits.engine.program import program
 from ratelimits.engine.server import current_server
-from ratelimits.quota.prefetch import spending
-from ratelimits.quota.prefetch.permits import Fetch, PrefetchedPermits
+from ratelimits.quota import spending
+from ratelimits.quota.prefetch import Fetch, PrefetchedPermits
 from tests.support.engine.asking import NOW, SECOND, limit, usage
 from tests.support.entry_points import Clock
 

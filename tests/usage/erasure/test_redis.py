@@ -14,8 +14,8 @@ from ratelimits.engine.decide import call_for, decide_call
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.models import Rule
+from ratelimits.quota import spending
 from ratelimits.quota.checking import check
-from ratelimits.quota.prefetch import spending
 from ratelimits.usage.customers.move import move
 from ratelimits.usage.erasure.everywhere import erase_everywhere
 from ratelimits.usage.models import Line

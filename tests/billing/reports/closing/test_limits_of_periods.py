@@ -25,8 +25,7 @@ from ratelimits.billing.reports.closing.close import finalise
 from ratelimits.engine.clock import clock
 from ratelimits.identity import Identity
 from ratelimits.models import Account
-from ratelimits.quota import checking
-from ratelimits.quota.prefetch import spending
+from ratelimits.quota import checking, spending
 from ratelimits.usage.customers.move import move
 from ratelimits.usage.models import PeriodUsage, ShardState
 from tests.reference.periods import DAY, Calendar

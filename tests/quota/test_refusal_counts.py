@@ -14,7 +14,7 @@ from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.models import Access
 from ratelimits.quota import checking, from_memory
-from ratelimits.quota.refusals.deny_cache import DenyCache, Sender
+from ratelimits.quota.deny_cache import DenyCache, Sender
 from ratelimits.usage.counting import access, process_totals
 from ratelimits.usage.ledger.process_totals import write as write_totals
 from ratelimits.usage.models import DurabilityGap
@@ -45,7 +45,7 @@ def nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_many_meters_of_a_stored_refusal_count_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ratelimits.quota.refusals.deny_cache.MAX_REFUSALS", 50)
+    monkeypatch.setattr("ratelimits.quota.deny_cache.MAX_REFUSALS", 50)
     rule("burst", capacity=1, rate="0.001")
     checking.check(WHO)
     costs = {"requests": 1, **{f"m{number}": 1 for number in range(9)}}
@@ -74,7 +74,7 @@ def test_costs_that_blocked_clients_choose_are_bounded_and_what_has_no_room_is_d
 def test_what_waits_for_the_end_of_an_outage_is_bounded(
     monkeypatch: pytest.MonkeyPatch, settings: Any, redis_client: RawRedis
 ) -> None:
-    monkeypatch.setattr("ratelimits.quota.refusals.counts.MAX_COUNTERS", 50)
+    monkeypatch.setattr("ratelimits.quota.deny_cache.MAX_COUNTERS", 50)
     rule("burst", capacity=0)
     caches = settings.CACHES
     checking.check(WHO)
@@ -95,7 +95,7 @@ def test_what_waits_for_the_end_of_an_outage_is_bounded(
 
 @pytest.mark.usefixtures("nothing_is_sent")
 def test_decided_refusals_are_added_up_before_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ratelimits.quota.refusals.deny_cache._MAX_DECIDED", 10)
+    monkeypatch.setattr("ratelimits.quota.deny_cache._MAX_DECIDED", 10)
     rule("burst", capacity=0)
     for _ in range(95):
         assert not checking.check(WHO).allowed
@@ -149,13 +149,13 @@ def test_a_slow_server_is_told_the_rest_at_the_next_sending(
     monkeypatch: pytest.MonkeyPatch, redis_client: RawRedis
 ) -> None:
     monkeypatch.setattr("ratelimits.engine.counting.MAX_COUNTERS", 1)
-    monkeypatch.setattr("ratelimits.quota.refusals.deny_cache.LONGEST_SENDING", -1.0)
+    monkeypatch.setattr("ratelimits.quota.deny_cache.LONGEST_SENDING", -1.0)
     rule("burst", capacity=0)
     for cost in (2, 3):
         checking.check(WHO, costs={"requests": cost})
     from_memory.sender.flush()
     assert counted(redis_client) == {}
     assert len(from_memory.denials._waiting) == 2
-    monkeypatch.setattr("ratelimits.quota.refusals.deny_cache.LONGEST_SENDING", 5.0)
+    monkeypatch.setattr("ratelimits.quota.deny_cache.LONGEST_SENDING", 5.0)
     from_memory.sender.flush()
     assert sorted(counted(redis_client).values()) == [2, 5]

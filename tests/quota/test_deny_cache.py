@@ -11,7 +11,7 @@ import pytest
 from ratelimits.embedded import free_port
 from ratelimits.engine import Decision, Limit, Meter, Usage, algorithm_from_json, decide
 from ratelimits.engine.server import current_server
-from ratelimits.quota.refusals.deny_cache import DenyCache, Sender, send
+from ratelimits.quota.deny_cache import DenyCache, Sender, send
 from tests.support.engine.proxy import Proxy
 from tests.support.entry_points import away, short_timeout
 from tests.support.raw import RawRedis

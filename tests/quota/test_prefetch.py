@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from ratelimits.algorithms.limits import ALGORITHMS
 from ratelimits.embedded import free_port
 from ratelimits.engine.server import Server, current_server
-from ratelimits.quota.prefetch import spending
-from ratelimits.quota.prefetch.permits import DRIFT, MARGIN
-from ratelimits.quota.prefetch.spending import send_and_give_back
+from ratelimits.quota import spending
+from ratelimits.quota.prefetch import DRIFT, MARGIN
+from ratelimits.quota.spending import send_and_give_back
 from ratelimits.usage.counting import process_totals
 from tests.support.engine.asking import NOW, SECOND, limit
 from tests.support.engine.proxy import Proxy

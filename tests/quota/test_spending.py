@@ -24,9 +24,8 @@ from ratelimits.engine.decide import decide_call
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.models import Rule
-from ratelimits.quota import checking, prepared
-from ratelimits.quota.prefetch import permits, spending
-from ratelimits.quota.prefetch.permits import PrefetchedPermits
+from ratelimits.quota import checking, prefetch, prepared, spending
+from ratelimits.quota.prefetch import PrefetchedPermits
 from ratelimits.usage.counting import process_totals
 from ratelimits.usage.ledger import process_totals as declaring
 from ratelimits.usage.ledger.drain import drain
@@ -107,7 +106,7 @@ def test_each_admitted_request_is_counted_once(
     capacity: int, most: int, steps: list[tuple[int, float, int]], counters: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (permits, spending):
+        for module in (prefetch, spending):
             patch.setattr(module, "MAX_SPENT_COUNTERS", counters)
         _requests_are_counted_once(capacity, most, steps)
 
@@ -215,8 +214,8 @@ def test_a_command_that_arrives_late_counts_nothing(redis_client: redis.Redis) -
     process = Process(call())
     for _ in range(8):
         assert process.request()
-    (prefetch,) = process.permits._recorded
-    name, keyspace = prefetch.receipt.nonce, current_server().keyspace
+    (recorded,) = process.permits._recorded
+    name, keyspace = recorded.receipt.nonce, current_server().keyspace
     late = CountSpent(keyspace, home("acme"), [Spent(name, 5, is_all=False)])
     spending.send_and_give_back(everything=True)
     before = fields(redis_client)

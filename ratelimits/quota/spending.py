@@ -23,9 +23,9 @@ from ratelimits.engine.server import Server
 from ratelimits.engine.transport.breaker import NodeUnavailable
 from ratelimits.engine.transport.connection import NotSent, Unavailable
 from ratelimits.logs import bounded
+from ratelimits.quota import prefetch as prefetched
 from ratelimits.quota.counting import Kind, counting
-from ratelimits.quota.prefetch import permits as prefetched
-from ratelimits.quota.prefetch.permits import Prefetch, PrefetchedPermits, UnsentCounts
+from ratelimits.quota.prefetch import Prefetch, PrefetchedPermits, UnsentCounts
 
 logger = bounded(__name__)
 

@@ -1,1 +1,0 @@
-"""Take permits for several requests in one call, spend them without asking Redis, and count the requests."""
