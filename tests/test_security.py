@@ -16,7 +16,7 @@ from project.api import TimeView
 from project.authentication import ApiKeyAuthentication
 from project.models import ApiKey
 from ratelimits.models import Account, Rule
-from ratelimits.rules.billing import billing_around
+from ratelimits.rules.keyed import billing_around
 from ratelimits.usage.models import Line
 from tests.support.entry_points import begin_afresh
 from tests.support.raw import RawRedis

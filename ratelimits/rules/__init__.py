@@ -13,7 +13,7 @@ from django.db.models.signals import post_migrate
 
 from ratelimits.models.versions import raised_above_redis
 from ratelimits.rules.access import AccessRow
-from ratelimits.rules.billing import Billing
+from ratelimits.rules.keyed import Billing
 from ratelimits.rules.loader import Loader
 from ratelimits.rules.query_thread import RulesUnavailable
 from ratelimits.rules.selection import AppliedRule, ExplainedRule, Selection, UnreadableRule

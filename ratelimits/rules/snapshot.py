@@ -3,6 +3,8 @@
 A snapshot is a copy of the rules at one version, in memory. It finds the rules for each kind of request once, and
 caches them as a Selection. Two requests get the same Selection if they have the same scope, the same HTTP method and
 the same `Properties`: for example, if their keys are of the same kinds, are on the same plan and have no overrides.
+
+`EditedRule` finds the requests that an edited rule would apply to, before the rule is saved.
 """
 
 from __future__ import annotations
@@ -10,34 +12,42 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from ratelimits.algorithms.billing_periods import Frozen, PeriodTerms
 from ratelimits.models.fields.view_key_texts import source_digest
+from ratelimits.models.rules import Rule
 from ratelimits.models.versions import KEY_SHARDS
 from ratelimits.rules.access import AccessRow
-from ratelimits.rules.billing import Billing, billing_around
-from ratelimits.rules.choosing import Chooser, Properties
-from ratelimits.rules.facts import Facts
-from ratelimits.rules.keyed import OverrideRow
-from ratelimits.rules.narrowing import (
+from ratelimits.rules.groups import read as read_groups
+from ratelimits.rules.keyed import Billing, Facts, OverrideRow, billing_around
+from ratelimits.rules.query_thread import RulesUnavailable
+from ratelimits.rules.rows import Rows, RuleRow, rule_row
+from ratelimits.rules.selection import (
     ACCOUNT,
     ADDRESS,
     API_KEY,
+    GLOBAL_KEY,
     UNREADABLE,
     USER,
     VIEW_KEY,
+    AppliedRule,
+    Chooser,
+    ExplainedRule,
+    Properties,
+    Selection,
+    UnreadableRule,
     belongs_to_key,
     counted_kind,
     covers,
     for_head,
     let_one_bill,
+    plain_key,
 )
-from ratelimits.rules.rows import Rows, RuleRow
-from ratelimits.rules.selection import GLOBAL_KEY, AppliedRule, ExplainedRule, Selection, UnreadableRule
 
 if TYPE_CHECKING:
     from ratelimits.identity import Identity
@@ -383,3 +393,53 @@ def _shards_and_users(identities: Collection[Identity]) -> tuple[frozenset[int],
     keys = {key for identity in identities for _bit, key in _keys_of(identity) if key is not None}
     users = {identity.user for identity in identities if identity.user is not None}
     return frozenset(crc32(key.encode()) % KEY_SHARDS for key in keys), frozenset(users)
+
+
+class EditedRule:
+    """A rule with the values that somebody has typed, beside all other rules, plans and overrides in force.
+
+    If its mode is "off", the class treats it as enforced, to show which requests the rule would apply to.
+    """
+
+    def __init__(self, current: Snapshot, rule: Rule, identities: Iterable[Identity]) -> None:
+        """Put the rule into the current rules. The rows about the keys of all `identities` are read together."""
+        identities = list(identities)
+        row = rule_row(rule)
+        self._pk = row.pk or 0  # 0: it was never saved
+        # The version and the moment of the edit are known only after saving. They do not decide to which requests the
+        # rule applies, so they can have any value here.
+        row = replace(row, pk=self._pk, version=0, edited_at=0, mode="enforce" if row.mode == "off" else row.mode)
+        rows = current.with_rows_of(*identities).rows
+        groups_of_users = rows.groups
+        if row.group:
+            users = {identity.user for identity in identities if identity.user is not None}
+            groups_of_users = groups_of_users | read_groups(users - groups_of_users.keys())
+        rows = replace(rows, rules={**rows.rules, self._pk: row}, groups=groups_of_users)
+        self._snapshot = Snapshot(rows, _now, _unread, versioned=False)
+        #: The results of `applied`.
+        self._cache: dict[tuple[str, str, Identity], tuple[AppliedRule, str] | None] = {}
+
+    def applied(self, scope: str, method: str, identity: Identity) -> tuple[AppliedRule, str] | None:
+        """Return the rule as it applies to a request of the identity, and the key under which it counts the request.
+
+        Return None if the rule does not apply to the request.
+        """
+        request = scope, method, identity
+        if request not in self._cache:
+            self._cache[request] = self._find(*request)
+        return self._cache[request]
+
+    def _find(self, scope: str, method: str, identity: Identity) -> tuple[AppliedRule, str] | None:
+        selection = self._snapshot.select(scope, method, identity)
+        for rule, key in zip(selection.rules, selection.keys(identity), strict=True):
+            if rule.rule == self._pk:
+                return rule, plain_key(key)
+        return None
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
+
+
+def _unread(missing: MissingRows) -> Snapshot:
+    raise RulesUnavailable("the rows about some keys were not read")

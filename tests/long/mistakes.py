@@ -130,7 +130,7 @@ FAULTS = (
     ),
     Fault(
         "a rule that names GET does not cover HEAD",
-        "rules/narrowing.py",
+        "rules/selection.py",
         "rules",
         ' or (method == "HEAD" and "GET" in row.methods)',
         "",

@@ -157,7 +157,7 @@ DEFENCES = (
     ),
     Defence(
         "tests/test_security.py::test_a_line_break_in_an_account_forges_no_line_of_the_log",
-        "ratelimits.rules.billing:billing_around",
+        "ratelimits.rules.keyed:billing_around",
         "{account!r}",
         "{account}",
     ),

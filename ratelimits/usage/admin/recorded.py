@@ -17,7 +17,7 @@ from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.models import Rule
 from ratelimits.models.fields.scopes import split_scope
-from ratelimits.rules.edited import EditedRule
+from ratelimits.rules.snapshot import EditedRule
 from ratelimits.simulate import Replay, Simulator, TraceLine
 from ratelimits.simulate.trial import SLOTS, Slot, TrialResult
 from ratelimits.usage.models import RecordedRequest
