@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from ratelimits.throttling.by_rates import AnonRateThrottle, ScopedRateThrottle, SimpleRateThrottle, UserRateThrottle
 from ratelimits.throttling.by_rules import QuotaThrottle
-from ratelimits.throttling.refusing import QuotaBlocked, QuotaRefused, QuotaUnavailable
+from ratelimits.throttling.view_responses import QuotaBlocked, QuotaRefused, QuotaUnavailable
 
 __all__ = [
     "AnonRateThrottle",

@@ -2,7 +2,7 @@
 
 Rates are written in code or in DEFAULT_THROTTLE_RATES. So the classes need no row of the database and make no query.
 If a view has several of these throttles, one call decides them together: a request is charged under all of them or
-under none.
+under none. No usage is counted.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from functools import lru_cache
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
@@ -22,26 +23,33 @@ from ratelimits.addresses import address_of, coarser_keys
 from ratelimits.algorithms import typed_rates
 from ratelimits.algorithms.base import MICROSECONDS
 from ratelimits.algorithms.limits import Limit, SlidingLog
-from ratelimits.answers import headers
-from ratelimits.answers.answer import Answer
+from ratelimits.answers import headers, observing
+from ratelimits.answers.answer import PASSED, Answer
 from ratelimits.conf import conf, shown
-from ratelimits.engine import memory, memory_watch
+from ratelimits.engine import decide, memory, memory_watch, server
 from ratelimits.engine.clock import clock
+from ratelimits.engine.decide import call_for
 from ratelimits.engine.keys import ledger_name
+from ratelimits.engine.known import StatesExist
+from ratelimits.engine.server import UNDECIDED, breaker, current_server, note_failure
+from ratelimits.logs import bounded
 from ratelimits.naming import spelled
-from ratelimits.throttling.deciding import check_limits, is_known
-from ratelimits.throttling.refusing import raise_refusal
-from ratelimits.throttling.view_headers import REFUSED, add_fields
+from ratelimits.signals import request_refused
+from ratelimits.throttling.view_responses import REFUSED, add_fields, raise_refusal
 
 if TYPE_CHECKING:
     from rest_framework.views import APIView  # Not at runtime: `views` imports the throttle classes itself.
 
+logger = bounded(__name__)
+
 #: The attribute of a request that contains the outcomes of its throttles.
 _OUTCOMES = "_ratelimits_outcomes"
-
-
 #: Maximum number of moments in `SimpleRateThrottle.history`.
 _MAX_HISTORY = 10_000
+#: Keys that Redis has a log of. Redis is not asked again about them while memory is short.
+_known: set[str] = set()
+_MAX_KNOWN = 8192
+memory.on_change.append(_known.clear)
 
 
 def _server_time() -> float:
@@ -328,3 +336,64 @@ def _fields(answer: Answer, limits: Sequence[Limit], keys_and_rates: Sequence[_K
 @lru_cache(maxsize=1024)
 def _algorithm(num_requests: int, duration: float) -> SlidingLog:
     return SlidingLog(num_requests, Decimal(str(duration)))
+
+
+def check_limits(limits: Sequence[Limit], now: int | None = None) -> Answer:
+    """Decide one request. If an enforced limit refuses it, charge no limit. Otherwise charge each limit that admits it.
+
+    `now` is the moment of the decision in µs since 1970 UTC. If it is None, the server's time is used. If Redis cannot
+    be asked, the setting FAILURE_POLICY decides.
+    """
+    if not conf.ENABLED:
+        return PASSED
+    if observing.observers:
+        started = perf_counter_ns()
+        answer = _decided(limits, now)
+        observing.observe(answer, "*", started, perf_counter_ns())
+    else:
+        answer = _decided(limits, now)
+    if not answer.allowed and request_refused.receivers:
+        # Rates in code belong to no scope. They count requests by a cache key instead of an identity.
+        observing.refused(answer, identity=None, scope="*", method="")
+    return answer
+
+
+def _decided(limits: Sequence[Limit], now: int | None) -> Answer:
+    if server.before_use is not None:
+        server.before_use()
+    if not breaker.closed:
+        return _answer_without_decision()
+    try:
+        decision = decide(limits, now=now)
+    except UNDECIDED as error:
+        note_failure(error)
+        logger.error("There is no decision, so FAILURE_POLICY decides: %s", error)
+        return _answer_without_decision()
+    breaker.succeeded()
+    return Answer(decision.allowed, decision, retry_after=decision.retry_after)
+
+
+def is_known(key: str) -> bool:
+    """Return whether Redis has the log of a key. Return True if it cannot be asked: then a failure policy decides."""
+    if key in _known:
+        return True
+    if not breaker.closed:
+        return True
+    asked, call = current_server(), call_for([Limit(key, SlidingLog(1, Decimal(1)))])
+    try:
+        found = bool(asked.wire.call(StatesExist(asked.keyspace, call, 0), b""))
+    except UNDECIDED as error:
+        note_failure(error)
+        return True
+    breaker.succeeded()  # perhaps only one call may try: then the decision may follow it
+    if found:
+        if len(_known) >= _MAX_KNOWN:
+            _known.clear()
+        _known.add(key)
+    return found
+
+
+def _answer_without_decision() -> Answer:
+    if conf.FAILURE_POLICY == "deny":
+        return Answer(False, retry_after=1.0, unavailable=True)  # ask clients to wait for a second
+    return Answer(True)

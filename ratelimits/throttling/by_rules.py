@@ -19,8 +19,7 @@ from ratelimits.identity import identify
 from ratelimits.quota import finishing
 from ratelimits.quota.costs import ONE_REQUEST, CostOutOfBounds, WrongCost, costs_of, scope_of, wrong_cost
 from ratelimits.quota.waiting import check_and_wait
-from ratelimits.throttling.refusing import raise_refusal
-from ratelimits.throttling.view_headers import REFUSED, add_fields
+from ratelimits.throttling.view_responses import REFUSED, add_fields, raise_refusal
 from ratelimits.view_keys import AskedView, Key, with_view_keys
 
 if TYPE_CHECKING:

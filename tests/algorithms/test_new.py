@@ -195,6 +195,6 @@ def test_nothing_but_the_algorithms_themselves_asks_which_one_it_is() -> None:
                 found.add((str(where), said))
     # The form offers examples. A rate that is typed or imported becomes a limit of one algorithm. The doctor tries all.
     making = {"admin/rule_form/starting_points.py", "usage/admin/yesterday.py", "outbound/deciding.py"}
-    making |= {"moving/rates.py", "throttling/by_rates.py", "throttling/deciding.py"}
+    making |= {"moving/rates.py", "throttling/by_rates.py"}
     making |= {"doctor/findings.py", "usage/doctor.py", "doctor/walks.py"}
     assert {(where, name) for where, name in found if where not in making} == set()

@@ -168,12 +168,12 @@ def test_a_setting_that_does_nothing_is_an_error_when_the_process_starts(tmp_pat
 def test_a_setting_that_is_wrong_is_an_error_when_the_process_starts(tmp_path: Path) -> None:
     text = """
         from ratelimits.conf import conf
-        from ratelimits.throttling.without_app import begin
+        from ratelimits.throttling import begin_without_app
         for wrong in ({"FAILURE_POLCY": "deny"}, {"TELEMETRY": ["statsd"]}, []):
             settings.RATELIMITS = wrong
             conf.reload()
             try:
-                begin()
+                begin_without_app()
             except Exception as error:
                 print(f"{type(error).__name__}: {error}")
     """

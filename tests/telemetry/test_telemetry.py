@@ -42,7 +42,7 @@ from ratelimits.telemetry import prometheus
 from ratelimits.telemetry.views import metrics as page
 from ratelimits.testing import override_rules
 from ratelimits.throttling import AnonRateThrottle, QuotaThrottle
-from ratelimits.throttling.deciding import check_limits
+from ratelimits.throttling.by_rates import check_limits
 from ratelimits.usage.api.views import UnbilledThrottle
 from ratelimits.usage.models import DurabilityGap, QuarantinedBatch
 

@@ -34,7 +34,7 @@ from ratelimits.outbound import permits
 from ratelimits.quota import from_memory, without_decision
 from ratelimits.testing import FrozenClock, frozen_quota_clock, no_rate_limits, override_rules
 from ratelimits.throttling import QuotaThrottle
-from ratelimits.throttling.deciding import check_limits
+from ratelimits.throttling.by_rates import check_limits
 from tests.support.raw import RawRedis
 
 pytestmark = pytest.mark.django_db

@@ -43,7 +43,7 @@ from ratelimits.quota.standings import UNAVAILABLE, Choice, run_uncounted, stand
 from ratelimits.rules import AppliedRule, Selection, Snapshot
 from ratelimits.signals import request_refused
 from ratelimits.throttling import QuotaBlocked, QuotaUnavailable
-from ratelimits.throttling.view_headers import add_fields
+from ratelimits.throttling.view_responses import add_fields
 from ratelimits.usage.api import windows
 from ratelimits.usage.api.serializers import Query, UsageQuery, cursor, max_span, span_error
 from ratelimits.usage.api.windows import DAY, WindowQuery

@@ -1,7 +1,8 @@
-"""Refuse a request of a view of Django REST framework: the errors, and the project's own response to them."""
+"""Write to the responses of a view of Django REST framework: errors that refuse, and header fields."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from django.http.response import HttpResponseBase
@@ -9,7 +10,11 @@ from django.utils.translation import gettext_lazy as _
 from rest_framework.exceptions import APIException, ErrorDetail, Throttled
 
 from ratelimits.answers.answer import Answer, AnswerAccess
+from ratelimits.answers.caching import NEVER, kept_for_caller
 from ratelimits.answers.responses import own_refusal, with_headers
+
+#: For a refusal without other fields.
+REFUSED = {"Cache-Control": NEVER}
 
 
 class QuotaUnavailable(APIException):
@@ -78,3 +83,26 @@ def _answer_with(response: HttpResponseBase, error: APIException, view: Any) -> 
         return response if exc is error else usual_handler(exc, context)
 
     view.get_exception_handler = lambda: handler
+
+
+def add_fields(request: Any, view: Any, fields: Mapping[str, str]) -> None:
+    """Add header fields to the response that a view will make, and keep the response out of shared caches.
+
+    `request` is the request of Django REST framework.
+    """
+    headers = getattr(view, "headers", None)
+    if headers is None:
+        return
+    headers.update(fields)
+    if fields.get("Cache-Control") == NEVER:
+        return  # a refusal
+    # The view object serves only this request, so change it. Do not refer to the view: that would be a circle, which
+    # only the garbage collector ends.
+    is_own = getattr(request, "parser_context", {}).get("view") is view
+    if is_own:
+        view.finalize_response = _finalize
+
+
+def _finalize(request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
+    view: Any = request.parser_context["view"]
+    return kept_for_caller(type(view).finalize_response(view, request, response, *args, **kwargs))
