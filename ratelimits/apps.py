@@ -40,11 +40,9 @@ class RatelimitsConfig(AppConfig):
     def ready(self) -> None:
         from ratelimits import routers, telemetry
         from ratelimits.checks import (  # noqa: F401  (the system checks)
-            connections,
             credentials,
             entry_points,
             installation,
-            meters,
             paths,
             rows,
             server,

@@ -1,4 +1,4 @@
-"""System checks of the Redis server: what `ratelimits_doctor` finds, as errors and warnings.
+"""System checks of the Redis server: what `ratelimits_doctor` finds, and the options with which the app connects.
 
 A refused command needs no broken server: hosted servers refuse some commands to everybody.
 """
@@ -10,18 +10,22 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from django.apps import AppConfig
+from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseError
 from django.db import transaction
+from django.utils.module_loading import import_string
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from ratelimits.conf import conf, embedded
+from ratelimits.django_redis_cluster import ConnectionFactory
 from ratelimits.doctor.diagnosis import ServerDiagnosis, diagnose
 from ratelimits.doctor.findings import ALWAYS, Part, ServerFinding, needed
 from ratelimits.embedded import ServerStartError
 from ratelimits.engine import Unavailable
+from ratelimits.engine.transport.wire import try_options, try_options_of_async_code
 from ratelimits.models import Rule
 
 #: The ids of findings: if the project needs what does not work, and if it does not. "" if there is no message.
@@ -134,3 +138,61 @@ def _message(one: ServerDiagnosis, found: ServerFinding, parts: Collection[Part]
         " `manage.py ratelimits_doctor` says more.",
         id=f"ratelimits.{name}",
     )
+
+
+@checks.register("ratelimits")
+def check_connections(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Report options of the cache alias with which no connection can be made, whatever the server does."""
+    try:
+        alias, timeout = conf.CACHE_ALIAS, conf.TIMEOUT
+        if embedded.is_needed():
+            return []
+    except ImproperlyConfigured:
+        return []  # `check_settings` reports the invalid setting
+    cache = settings.CACHES.get(alias, {})
+    try:
+        if not _can_be_tried(cache):
+            return []
+        try_options(alias, timeout)
+    except (RedisError, ImproperlyConfigured, ImportError, TypeError, ValueError) as error:
+        return [
+            checks.Error(
+                f"With the options of the cache {alias!r}, no connection to Redis can be made: {error}",
+                hint=f"Each request would raise this error. {_mend(cache)}",
+                id="ratelimits.E043",
+            )
+        ]
+    try:
+        try_options_of_async_code(alias, timeout)
+    except ImproperlyConfigured:
+        pass  # each async request raises it
+    except (RedisError, TypeError, ValueError) as error:
+        return [
+            checks.Warning(
+                f"With the options of the cache {alias!r}, async code cannot connect to Redis: {error}",
+                hint="The failure policies would answer all async requests. Leave this option out.",
+                id="ratelimits.W057",
+            )
+        ]
+    return []
+
+
+def _mend(cache: dict[str, Any]) -> str:
+    if "SENTINELS" in cache.get("OPTIONS", {}) and str(cache.get("LOCATION")).startswith("rediss:"):
+        return (
+            "With Sentinel, begin LOCATION with redis:// and write 'ssl': True into CONNECTION_POOL_KWARGS and"
+            " SENTINEL_KWARGS (docs/scaling.md#sentinel)."
+        )
+    return "Correct OPTIONS or LOCATION of this alias in CACHES."
+
+
+def _can_be_tried(cache: dict[str, Any]) -> bool:
+    """Return whether this is a cache of django-redis whose client does not connect when it is made.
+
+    The client of a cluster connects. Raise ImportError if the connection factory does not exist.
+    """
+    if not str(cache.get("BACKEND", "")).startswith("django_redis."):
+        return False
+    path = cache.get("OPTIONS", {}).get("CONNECTION_FACTORY")
+    factory = None if path is None else import_string(path)
+    return not (isinstance(factory, type) and issubclass(factory, ConnectionFactory))

@@ -1,4 +1,4 @@
-"""Test rows that make no sense: `manage.py check` and the admin show them; also, how many rules are too many."""
+"""Test rows that make no sense: `manage.py check` and the admin show them. How many rules and meters are too many?"""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from django.core.exceptions import ValidationError
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
 from django.test import Client
+from django.urls import path
 from django.utils import timezone
 
 from ratelimits.decorators import limited
 from ratelimits.engine.program import MAX_LIMITS
-from ratelimits.models import Account, KeyOverride, Plan, Rule
+from ratelimits.models import Account, KeyOverride, Plan, PlanInclusion, PlanPrice, Rule
 from ratelimits.models.validation.crowding import Crowd
 from ratelimits.models.validation.crowding import too_many as most_rules
+from ratelimits.quota.costs import MAX_FURTHER
 from tests.support.rows import rule, unsaved
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -129,6 +132,90 @@ def test_so_it_does_of_an_override_whose_numbers_do_not_fit(admin_client: Client
     for url, times in (("", 1), (f"{row.pk}/change/", 1), (f"{other.pk}/change/", 0)):
         page = admin_client.get(f"/admin/ratelimits/keyoverride/{url}").content.decode()
         assert page.lower().count("not in force: rate must be above 0, not 0") == times, url
+
+
+@limited(cost={"requests": 1, "pages": 2})
+def view(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+urlpatterns = [path("view/", view)]
+
+
+def about_meters(databases: tuple[str, ...] = ("default",)) -> list[checks.CheckMessage]:
+    messages = checks.run_checks(tags=["ratelimits"], include_deployment_checks=False, databases=databases)
+    return [one for one in messages if one.id in ("ratelimits.E024", "ratelimits.W023")]
+
+
+def declare(settings: Any, *names: str) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "METERS": list(names)}
+
+
+@pytest.mark.urls(__name__)
+def test_without_the_setting_a_few_meters_of_views_are_no_message() -> None:
+    rule("tokens", meter="tokens")
+    assert about_meters() == []
+
+
+@pytest.mark.urls(__name__)
+def test_views_that_name_more_meters_than_a_process_accepts_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = {f"m{number}": 1 for number in range(MAX_FURTHER + 1)}
+    monkeypatch.setattr(view, "ratelimits", ("*", costs, None))
+    (error,) = about_meters()
+    assert (error.id, error.level) == ("ratelimits.E024", checks.ERROR)
+    assert error.msg == (
+        "Views have a cost on 33 meters that no rule and no plan names: 'm0', 'm1', 'm10', 'm11', 'm12' and 28 more."
+        " A process accepts at most 32 such meters."
+    )
+    assert error.hint == "List the meters of the project in RATELIMITS['METERS']."
+    rule("m0", meter="m0")
+    assert about_meters() == []
+
+
+@pytest.mark.urls(__name__)
+def test_rows_whose_meter_the_setting_lacks_are_named(settings: Any) -> None:
+    declare(settings, "pages")
+    row = rule("words", meter="words")
+    plan = Plan.objects.create(slug="pro", name="Pro", currency="EUR")
+    PlanInclusion.objects.create(plan=plan, meter="mails", quantity=1)
+    PlanPrice.objects.create(plan=plan, meter="tokens", unit_price=1)
+    PlanPrice.objects.create(plan=plan, meter="pages", unit_price=1)
+    PlanPrice.objects.create(plan=plan, meter="requests", unit_price=1)
+    assert [(one.id, one.msg) for one in about_meters()] == [
+        ("ratelimits.W023", f"RATELIMITS['METERS'] lacks the meter {meter!r}, which this row names: {what}.")
+        for meter, what in (
+            ("mails", "included quantity of the plan 'pro'"),
+            ("tokens", "price of the plan 'pro'"),
+            ("words", f"rule {row.pk} (words)"),
+        )
+    ]
+    assert about_meters(databases=()) == []
+    declare(settings, "pages", "mails", "tokens", "words")
+    assert about_meters() == []
+
+
+@pytest.mark.urls(__name__)
+def test_views_whose_requests_would_all_be_refused_are_an_error(settings: Any) -> None:
+    declare(settings, "tokens")
+    (error,) = about_meters()
+    assert (error.id, error.msg) == (
+        "ratelimits.E024",
+        "Views have a cost on meters that are not known: 'pages'.",
+    )
+    rule("pages", meter="pages")
+    assert [one.id for one in about_meters()] == ["ratelimits.W023"]
+
+
+@pytest.mark.urls(__name__)
+def test_a_wrong_setting_is_one_error_with_a_hint(settings: Any) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "METERS": "tokens"}
+    errors = [one for one in checks.run_checks(tags=["ratelimits"], databases=["default"]) if one.level >= checks.ERROR]
+    (error,) = errors
+    assert (error.id, error.msg) == ("ratelimits.E002", "RATELIMITS['METERS'] is 'tokens'.")
+    assert error.hint == (
+        'Write a list of at most 1_000 names of meters, such as ["requests", "tokens"]; or None. A name has 1 to 255'
+        " letters from a to z, digits, '-' and '_'."
+    )
 
 
 def too_many(rules: QuerySet[Rule]) -> Crowd | None:
