@@ -14,8 +14,7 @@ from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.db import transaction
 
 from ratelimits.algorithms.limits import fields_of
-from ratelimits.as_code.reading import DEFAULTS, Document, RefusedError, identity, parse
-from ratelimits.as_code.types import EntryPart, parts, printable
+from ratelimits.as_code.reading import DEFAULTS, Document, EntryPart, RefusedError, identity, parse, parts, printable
 from ratelimits.models.accounts import Plan, PlanPart
 from ratelimits.models.fields.rule_fields import PARAMETERS
 from ratelimits.models.rules import Rule

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from ratelimits import money
-from ratelimits.as_code.types import NAME, EntryPart, FieldType, as_json, is_number, is_text, parts
+from ratelimits.as_code.reading import NAME, EntryPart, FieldType, as_json, is_number, is_text, parts
 from ratelimits.billing.models.prices import PlanPrice, price_of, price_text
 from ratelimits.billing.pricing.prices import WITH_USAGE
 from ratelimits.money import ZERO

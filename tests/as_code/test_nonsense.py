@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ratelimits import as_code
 from ratelimits.algorithms.limits import fields_of
-from ratelimits.as_code.types import RULE
+from ratelimits.as_code.reading import RULE
 from ratelimits.models import ConfigVersion, Plan, Rule
 from ratelimits.simulate.lines import decode_json, read_rules
 from tests.support.rows import NEEDED
