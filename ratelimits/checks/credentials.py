@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ratelimits.checks import listed
 from ratelimits.conf import conf
-from ratelimits.moving.views import FoundView, views
+from ratelimits.moving import FoundView, views
 
 #: Modules with short-lived tokens, by package. A user gets another token every few minutes, or at each login.
 _SHORT_LIVED = {

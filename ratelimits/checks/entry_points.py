@@ -19,7 +19,7 @@ from ratelimits.checks.paths import views_below
 from ratelimits.conf import conf, shown
 from ratelimits.middleware import QuotaMiddleware, paths_with_options
 from ratelimits.models import Rule
-from ratelimits.moving.views import FoundView, views
+from ratelimits.moving import FoundView, views
 from ratelimits.quota.costs import check_bounds
 from ratelimits.status import additions
 from ratelimits.unknown_names import all_patterns, decorated_functions

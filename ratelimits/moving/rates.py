@@ -24,7 +24,7 @@ from ratelimits.models import Rule
 from ratelimits.models.fields.rule_fields import IPV4_PREFIX, IPV6_PREFIX
 from ratelimits.models.fields.scopes import SCOPE
 from ratelimits.models.fields.view_key_texts import source_of
-from ratelimits.moving.views import FoundView, views
+from ratelimits.moving import FoundView, views
 from ratelimits.progress import Progress
 
 #: Maximum characters of a rule's name.
