@@ -97,7 +97,7 @@ def step(options: argparse.Namespace) -> dict[str, Any]:
     from django.db import connection
 
     from ratelimits.models import PlanMembership
-    from ratelimits.row_files.importing import SeenEffect, effect_of_file, import_rows
+    from ratelimits.row_files import SeenEffect, effect_of_file, import_rows
     from ratelimits.row_files.tables import TABLES, read
 
     queries = 0

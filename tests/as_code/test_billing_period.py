@@ -15,7 +15,7 @@ from ratelimits import as_code, rules
 from ratelimits.algorithms.limits import CalendarWindow
 from ratelimits.identity import Identity
 from ratelimits.models import Account, KeyOverride, Rule
-from ratelimits.row_files.importing import NotImportedError, SeenEffect, effect_of_file, import_rows
+from ratelimits.row_files import NotImportedError, SeenEffect, effect_of_file, import_rows
 from ratelimits.row_files.tables import TABLES, read
 from tests.support.usage.traffic import at
 

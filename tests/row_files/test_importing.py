@@ -11,16 +11,16 @@ from django.test.utils import CaptureQueriesContext
 
 from ratelimits.models import Account, ConfigVersion, KeyOverride, Plan, PlanMembership
 from ratelimits.models.history import because
-from ratelimits.row_files import comparing
-from ratelimits.row_files.comparing import LineState
-from ratelimits.row_files.importing import (
+from ratelimits.row_files import (
     ChangedSinceError,
     FileEffect,
     NotImportedError,
     SeenEffect,
+    comparing,
     effect_of_file,
     import_rows,
 )
+from ratelimits.row_files.comparing import LineState
 from ratelimits.row_files.tables import TABLES, Source, read
 from tests.support.rows import rule
 

@@ -33,17 +33,17 @@ from ratelimits.admin.row_files.shown import (
 )
 from ratelimits.files import FileDownload, csv_lines, encoded
 from ratelimits.models import Upload
-from ratelimits.row_files import tables
-from ratelimits.row_files.comparing import LineState, compare
-from ratelimits.row_files.importing import (
+from ratelimits.row_files import (
     ChangedSinceError,
     FileEffect,
     NotImportedError,
     SeenEffect,
     effect_of_file,
     import_rows,
+    tables,
     write,
 )
+from ratelimits.row_files.comparing import LineState, compare
 from ratelimits.row_files.tables import MAX_BYTES, MAX_LINES, BadFileError, Source, read, too_large
 
 if TYPE_CHECKING:
