@@ -15,8 +15,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits import background
 from ratelimits.conf import embedded
-from ratelimits.embedded import ServerStartError
-from ratelimits.embedded.shared import broker_url
+from ratelimits.embedded import ServerStartError, broker_url
 
 logger = logging.getLogger(__name__)
 

@@ -33,8 +33,7 @@ from redis.exceptions import ConnectionError as NotConnected
 
 from ratelimits import background, rules
 from ratelimits.conf import conf, embedded
-from ratelimits.embedded import ServerStartError
-from ratelimits.embedded.shared import own_url
+from ratelimits.embedded import ServerStartError, own_url
 from ratelimits.engine import server
 from ratelimits.engine.server import isolate, publications, test_suffix
 from ratelimits.engine.transport.wire import configured

@@ -10,7 +10,7 @@ from django.core import checks
 from django.db import connections
 from django.test import override_settings
 
-from ratelimits.embedded.shared import own_url
+from ratelimits.embedded import own_url
 from ratelimits.engine.transport import wire
 from ratelimits.models import Rule
 

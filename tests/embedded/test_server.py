@@ -13,8 +13,7 @@ import psutil
 import pytest
 import redis
 
-from ratelimits.embedded import EmbeddedServer, ServerStartError, free_port, new_socket, valkey_binary
-from ratelimits.embedded.shared import own_url
+from ratelimits.embedded import EmbeddedServer, ServerStartError, free_port, new_socket, own_url, valkey_binary
 from ratelimits.testing import preparing
 
 

@@ -270,7 +270,7 @@ FAULTS = (
     ),
     Fault(
         "a restarted server has another port",
-        "embedded/__init__.py",
+        "embedded.py",
         "embedded",
         "address = self.path or self.port or free_port()",
         "address = self.path or free_port()",

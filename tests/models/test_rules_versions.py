@@ -16,7 +16,7 @@ from django.db import connection, transaction
 from django.db.models import F, ProtectedError
 
 from ratelimits.conf import conf
-from ratelimits.embedded.shared import own_url
+from ratelimits.embedded import own_url
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.transport import wire
 from ratelimits.models import Account, ConfigVersion, KeyOverride, Plan, PlanInclusion, PlanMembership, Rule, Tombstone

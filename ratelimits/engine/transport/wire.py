@@ -24,7 +24,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.sentinel import SentinelConnectionPool
 
 from ratelimits.conf import conf, embedded
-from ratelimits.embedded.shared import own_url, shared_url
+from ratelimits.embedded import own_url, shared_url
 from ratelimits.engine.assemble.scripts import Script, Sendable, evaluating, loading, loading_first
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.transport import pools
