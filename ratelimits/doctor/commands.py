@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ratelimits.doctor.findings import Part, installed
-from ratelimits.engine.keys import SCHEMA
 
 #: A script that returns a number, to try the commands that send scripts.
 _SCRIPT = "return 1"
@@ -122,11 +121,6 @@ USED = (
     Used("ZREM", (ZSET, "a"), (), (_LIMITS, _LEASES)),
     Used("UNLINK", (STRING,), (_TRIES,), (_LIMITS, _LOGS, _LEASES, _BILLS)),
 )
-
-
-def key_patterns(namespace: str) -> tuple[str, str]:
-    """Return the patterns of the app's Redis keys for `ACL SETUSER`: the project's, and those of simulations."""
-    return f"~rl:{SCHEMA}:{namespace}:*", f"~rl:{SCHEMA}:simulate-*"
 
 
 def rights(*, cluster: bool = False) -> Iterator[str]:

@@ -15,8 +15,17 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import SentinelConnectionPool
 
 from ratelimits.doctor import walks
-from ratelimits.doctor.errors import Who, of_command, of_connection, who_asks
-from ratelimits.doctor.findings import Part, ServerFinding, installed, ledger, merged
+from ratelimits.doctor.findings import (
+    Part,
+    ServerFinding,
+    Who,
+    installed,
+    ledger,
+    merged,
+    of_command,
+    of_connection,
+    who_asks,
+)
 from ratelimits.doctor.properties import Properties, properties, unsuitable
 from ratelimits.doctor.scratch import Scratch, scratch
 from ratelimits.doctor.tries import (

@@ -19,8 +19,17 @@ from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.conf import conf
 from ratelimits.doctor.commands import HASH, KEYS, LIST, RENAMED, STRING, USED, ZSET, Used
-from ratelimits.doctor.errors import Who, of_command, of_refusal, who_asks
-from ratelimits.doctor.findings import Part, ServerFinding, installed, ledger, merged
+from ratelimits.doctor.findings import (
+    Part,
+    ServerFinding,
+    Who,
+    installed,
+    ledger,
+    merged,
+    of_command,
+    of_refusal,
+    who_asks,
+)
 from ratelimits.doctor.properties import Properties
 from ratelimits.doctor.scratch import TIME_TO_LIVE, Scratch, name_of, scratch
 from ratelimits.engine import memory

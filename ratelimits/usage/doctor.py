@@ -11,8 +11,7 @@ from redis.exceptions import RedisError
 from ratelimits.algorithms.limits import CalendarWindow, FixedWindow, Lasting
 from ratelimits.conf import conf
 from ratelimits.doctor.commands import USED
-from ratelimits.doctor.errors import Who
-from ratelimits.doctor.findings import Part, ServerFinding, ledger
+from ratelimits.doctor.findings import Part, ServerFinding, Who, ledger
 from ratelimits.doctor.scratch import Scratch
 from ratelimits.doctor.walks import HOUR, KEY, WrongError, decide, run_script
 from ratelimits.engine.call import Call, Meter, Op, Usage

@@ -13,8 +13,7 @@ from django.test import override_settings
 from redis.credentials import CredentialProvider
 
 from ratelimits.doctor.diagnosis import ServerDiagnosis, diagnose
-from ratelimits.doctor.errors import Who, of_connection, who_asks
-from ratelimits.doctor.findings import Part, ServerFinding
+from ratelimits.doctor.findings import Part, ServerFinding, Who, of_connection, who_asks
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.server import current_server
 from ratelimits.status.redis_state import RedisReading
