@@ -20,7 +20,7 @@ _ALLOWED = ("postgresql", "sqlite")
 
 
 def own_apps() -> list[Any]:
-    """Return the configs of this package's installed apps: `ratelimits`, and those above it, such as `ratelimits.usage`.
+    """Return the configs of the installed apps of this package: `ratelimits`, and those above it.
 
     Each has `pages`: the names of its models with a page in the admin, in the order in which people use them.
     """

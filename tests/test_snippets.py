@@ -61,7 +61,7 @@ RUN_BY = {
     "socket_keepalive_options": "tests/engine/transport/test_idle.py::test_the_options_of_the_page_are_used",
     "async def search(request, q: str)": "tests/ninja/test_operations.py::test_the_snippet_of_the_page_runs",
     "def refused(request, answer)": "tests/test_alike.py::test_the_function_of_the_documentation_works",
-    'INSTALLED_APPS += ["ratelimits"]': "tests/without/test_projects.py::test_a_project_without_it_works[usage]",
+    'INSTALLED_APPS += ["ratelimits"]': "tests/without/test_projects.py::test_a_project_without_it_works",
     "TENANT_APPS": "tests/test_routers.py::test_the_tenants_of_django_tenants_share_the_tables",
     "class ChatView": "tests/quota/test_settling.py::test_the_view_of_the_page_settles_its_stream",
     "def prices(request)": "tests/answers/test_caching.py::test_the_page_of_the_documentation_is_cached",

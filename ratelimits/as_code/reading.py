@@ -9,8 +9,8 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
 from ratelimits.algorithms import typed_numbers, typed_rates
+from ratelimits.algorithms.base import MAX_PERMITS
 from ratelimits.algorithms.limits import ALGORITHMS, DEFAULT_ALGORITHM, fields_of, with_numbers
-from ratelimits.algorithms.parsing import MAX_PERMITS
 from ratelimits.algorithms.typed_numbers import Mistyped
 from ratelimits.models.accounts import PlanInclusion
 

@@ -296,7 +296,6 @@ def _reasons_to_decide() -> Iterator[str]:
 
 
 def _default_throttles() -> list[Any]:
-    """Return the classes in DEFAULT_THROTTLE_CLASSES."""
     paths = (getattr(settings, "REST_FRAMEWORK", None) or {}).get("DEFAULT_THROTTLE_CLASSES") or ()
     try:
         return [import_string(path) if isinstance(path, str) else path for path in paths]

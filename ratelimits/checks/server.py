@@ -90,7 +90,6 @@ def _unread_tables() -> list[checks.CheckMessage]:
 
 
 def _asked(parts: Collection[Part]) -> list[checks.CheckMessage]:
-    """Return what the servers let not work."""
     try:
         return [message for one in diagnose() for message in _messages(one, parts)]
     except (Unavailable, RedisConnectionError, OSError) as error:

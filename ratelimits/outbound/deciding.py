@@ -231,7 +231,6 @@ class Outbound:
             raise WrongCost(f"{self.name}: {error}") from None
 
     def _by_policies(self, prepared: Prepared | None) -> Turn:
-        """Return the answer of the failure policies."""
         if self.algorithm is not None:
             allowed = conf.FAILURE_POLICY == "allow"
             return Turn(allowed, retry_after=PAUSE, unavailable=not allowed)

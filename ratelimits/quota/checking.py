@@ -249,7 +249,6 @@ def _ask(command: Command, ready: PreparedCommand, identity: Identity) -> Decisi
 
 
 async def _aask(command: Command, ready: PreparedCommand, identity: Identity) -> Decision:
-    """Do the same as `_ask`, in async code."""
     if not ready.prepared.left_out or not ready.decides:
         return await adecide_call(current_server(), command.call, command)
     with without_decision.held(ready.prepared, identity, ready.costs) as held:
@@ -274,7 +273,6 @@ def _bring_up_to_date(
 async def _abring_up_to_date(
     reason: Stale | Lost | Full, call: Call, prepared: Prepared, identity: Identity, snapshot: Snapshot
 ) -> None:
-    """Do the same as `_bring_up_to_date`, in async code."""
     breaker.succeeded()
     if isinstance(reason, Stale):
         await rules.areload(reason.version)
@@ -314,7 +312,6 @@ async def _achoose(
     identity: Identity,
     costs: Mapping[str, int],
 ) -> Answer | Selection:
-    """Do the same as `_choose`, in async code."""
     if costs is not ONE_REQUEST:
         if need_newer_rules(costs, snapshot):
             snapshot = await rules.areload()
@@ -385,7 +382,6 @@ async def _aanswer_to_fetch(
     cache_key: tuple[object, ...],
     identity: Identity,
 ) -> Answer | None:
-    """Do the same as `_answer_to_fetch`, in async code."""
     taken = permits.take(fetch, decision)
     if taken is None:
         return None

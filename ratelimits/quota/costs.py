@@ -25,7 +25,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
 from django.utils.functional import Promise
 
-from ratelimits.answers.caching import NEVER
+from ratelimits.answers.headers import NEVER
 from ratelimits.answers.responses import problem_document
 from ratelimits.conf import conf, shown
 from ratelimits.conf.setting_rules import BOUNDS, MAX_COST, are_bounds

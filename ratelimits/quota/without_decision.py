@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from ratelimits import rules
+from ratelimits.algorithms.base import MICROSECONDS
 from ratelimits.algorithms.limits import Algorithm
-from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.answers.answer import Answer
 from ratelimits.conf import conf
 from ratelimits.engine import Decision, Mode

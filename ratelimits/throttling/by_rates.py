@@ -28,9 +28,9 @@ from ratelimits.answers.answer import PASSED, Answer
 from ratelimits.conf import conf, shown
 from ratelimits.engine import decide, memory, memory_watch, server
 from ratelimits.engine.clock import clock
+from ratelimits.engine.command import StatesExist
 from ratelimits.engine.decide import call_for
 from ratelimits.engine.keys import ledger_name
-from ratelimits.engine.known import StatesExist
 from ratelimits.engine.server import UNDECIDED, breaker, current_server, note_failure
 from ratelimits.logs import bounded
 from ratelimits.naming import spelled
@@ -299,7 +299,6 @@ def _limits(keys_and_rates: Iterable[_KeyAndRate]) -> Iterator[Limit]:
 
 
 def _limit_key(cache_key: object) -> str:
-    """Return the key of the limits with a cache key."""
     # A client can choose the cache key, but it must not choose one that looks like the digest of a longer one.
     return ledger_name(f"throttle:{spelled(str(cache_key))}")
 

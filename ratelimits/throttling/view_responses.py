@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from rest_framework.exceptions import APIException, ErrorDetail, Throttled
 
 from ratelimits.answers.answer import Answer, AnswerAccess
-from ratelimits.answers.caching import NEVER, kept_for_caller
+from ratelimits.answers.headers import NEVER, kept_for_caller
 from ratelimits.answers.responses import own_refusal, with_headers
 
 #: For a refusal without other fields.

@@ -18,9 +18,10 @@ from django.test import Client
 from django.urls import path
 from django.utils import timezone
 
+from ratelimits.billing.models.prices import PlanPrice
 from ratelimits.decorators import limited
 from ratelimits.engine.program import MAX_LIMITS
-from ratelimits.models import Account, KeyOverride, Plan, PlanInclusion, PlanPrice, Rule
+from ratelimits.models import Account, KeyOverride, Plan, PlanInclusion, Rule
 from ratelimits.models.validation.crowding import Crowd
 from ratelimits.models.validation.crowding import too_many as most_rules
 from ratelimits.quota.costs import MAX_FURTHER

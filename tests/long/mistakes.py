@@ -284,7 +284,7 @@ FAULTS = (
     ),
     Fault(
         "terms of reports are not verified",
-        "verification.py",
+        "billing/verification.py",
         "billing/reports/verify",
         'yield "the terms of reports", verify_terms(using, checked)',
         "pass",

@@ -159,8 +159,8 @@ SAMPLE = (
 BORDERS = (
     "algorithms/test_calendar.py::TestWindows",
     "as_code",
+    "billing/reports",
     "chaos/test_faults.py::test_a_fault_breaks_no_promise[postgres_away]",
-    "customers",
     "doctor",
     "end_to_end/test_restricted.py",
     "engine",
@@ -169,11 +169,12 @@ BORDERS = (
     "quota/test_deny_cache.py",
     "quota/test_prefetch.py",
     "quota/test_refusal_counts.py",
-    "reports",
     "rules",
     "simulate/test_replay.py",
-    "usage",
+    "usage/customers",
+    "usage/ledger",
     "without/test_projects.py::test_a_project_without_it_works[admin]",
+    "without/test_projects.py::test_a_project_without_it_works[usage]",
 )
 #: Modules and tests of them that say the same on any server and database. They ask neither, compare results of one
 #: server, bring databases of their own, do what a page says, or draw cases at random for what these servers do not

@@ -78,7 +78,8 @@ class Links:
 
 def _table(name: str) -> type[Model]:
     """Return a table of the installed apps of this package. Raise StopIteration if none has it."""
-    return next(config.models[name] for config in own_apps() if name in config.models)
+    model: type[Model] = next(config.models[name] for config in own_apps() if name in config.models)
+    return model
 
 
 def facts_of_strip(request: HttpRequest) -> list[Fact]:

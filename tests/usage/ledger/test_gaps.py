@@ -168,7 +168,7 @@ def test_all_shards_of_a_wiped_server_are_locked_at_once(redis_client: RawRedis)
     statements = [query["sql"] for query in asked]
     locks = [number for number, sql in enumerate(statements) if "FOR UPDATE" in sql or 'SET "position" =' in sql]
     declared = [
-        number for number, sql in enumerate(statements) if sql.startswith('INSERT INTO "ratelimits_durabilityg')
+        number for number, sql in enumerate(statements) if sql.startswith('INSERT INTO "ratelimits_usage_durabilityg')
     ]
     assert len([number for number in locks if number < declared[-1]]) == 1
     assert len([number for number in locks if number > declared[-1]]) == 1, "to advance the watermarks of all shards"

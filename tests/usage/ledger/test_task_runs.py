@@ -12,6 +12,7 @@ from django.db import DatabaseError
 from django.db.models import QuerySet
 
 from ratelimits import moments
+from ratelimits.billing import tasks as billing_tasks
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.usage import tasks
 from ratelimits.usage.jobs import Task, note_run
@@ -28,7 +29,7 @@ def command(name: str) -> Callable[[], Any]:
 
 
 RUNS = [
-    *[(task, getattr(tasks, task.value)) for task in Task],
+    *[(task, getattr(billing_tasks if task == Task.FINALISE else tasks, task.value)) for task in Task],
     *[(task, command(f"ratelimits_{task.value}")) for task in Task],
 ]
 
