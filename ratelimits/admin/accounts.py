@@ -29,6 +29,7 @@ from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, Rule
 from ratelimits.models.accounts import plan_parts
 from ratelimits.models.accounts.named import former_accounts
 from ratelimits.models.periods import periods_after, plan_changes
+from ratelimits.quota.counting import counting
 
 
 def _count_of(model: type[Model]) -> Coalesce:
@@ -159,6 +160,11 @@ class AccountAdmin(InspectedAdmin, RowFiles, RowSuggestions, AsksBeforeSaving, A
     autocomplete_fields = ["plan", "next_plan"]
     fields = ["identifier", "name", "plan", "next_plan", "next_plan_from", "timezone", "billing_anchor"]
     readonly_fields = ["next_plan_from"]
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Return the fields. What counts usage also begins next plans, so other projects have no such field."""
+        of_usage = set() if counting.counts else {"next_plan", "next_plan_from"}
+        return [name for name in super().get_fields(request, obj) if name not in of_usage]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         """Return the fields without inputs. The identifier of an account can only be moved."""

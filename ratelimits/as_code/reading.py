@@ -322,6 +322,8 @@ def _name_of(entry: Any) -> str:
 
 def _plan_problems(slug: str, plan: Any) -> Iterator[str]:
     if not isinstance(plan, dict) or plan.keys() - {"name", "currency", *parts}:
+        if isinstance(plan, dict) and "prices" in plan and "prices" not in parts:
+            yield "prices need the app that bills: add 'ratelimits.billing' to INSTALLED_APPS"
         yield 'write {"name": "Pro", "includes": {"requests": 10000}}'
         return
     for word, part in parts.items():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from django.apps import AppConfig
@@ -17,14 +18,15 @@ from django.db import Error as DatabaseError
 from django.db import transaction
 from django.utils.module_loading import import_string
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.conf import conf, embedded
 from ratelimits.django_redis_cluster import ConnectionFactory
 from ratelimits.doctor.diagnosis import ServerDiagnosis, diagnose
-from ratelimits.doctor.findings import ALWAYS, Part, ServerFinding, needed
+from ratelimits.doctor.findings import ALWAYS, Part, ServerFinding, more_memory, needed
 from ratelimits.embedded import ServerStartError
-from ratelimits.engine import Unavailable
+from ratelimits.engine import Unavailable, memory
+from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.wire import try_options, try_options_of_async_code
 from ratelimits.models import Rule
 
@@ -71,6 +73,39 @@ def check_redis_server(
         return [*found, *_asked(parts)]
     except ImproperlyConfigured:
         return []  # another check reports the settings
+
+
+@checks.register("ratelimits", checks.Tags.database)
+def check_memory(
+    app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[checks.CheckMessage]:
+    """Warn before the memory of a server is full, and say what the app does then. Do nothing without `--database`."""
+    try:
+        return [*_short_memory()] if conf.DATABASE in (databases or ()) else []
+    except (RedisError, Unavailable, ServerStartError, OSError, ImproperlyConfigured):
+        return []  # another check reports the server or the settings
+
+
+def _short_memory() -> Iterator[checks.CheckMessage]:
+    server = current_server()
+    uses = []
+    for client, _shards in server.wire.servers(server.keyspace, range(server.keyspace.shards)):
+        with suppress(ResponseError):  # the doctor says that INFO is refused
+            uses.append(memory.use_of(client.info("memory")))
+    share = max((use.share for use in uses if use is not None), default=0.0)
+    starts = memory.starts()
+    if share >= starts[memory.Shortage.SHORT]:
+        yield checks.Warning(
+            f"A Redis server uses {share:.0%} of its maxmemory: all new addresses share one count.",
+            hint=more_memory(),
+            id="ratelimits.W041",
+        )
+    elif share >= starts[memory.Shortage.NEAR]:
+        yield checks.Warning(
+            f"A Redis server uses {share:.0%} of its maxmemory: new addresses of a network share one count.",
+            hint=more_memory(),
+            id="ratelimits.W040",
+        )
 
 
 def _unread_tables() -> list[checks.CheckMessage]:

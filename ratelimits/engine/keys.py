@@ -190,7 +190,7 @@ class Keyspace:
         return self.prefix(shard) + SHARD_KEYS["receipts"]
 
     def fence(self, shard: int) -> str:
-        """Return the key of a string that a drain writes to fence the batches (usage/fence.py).
+        """Return the key of a string that a drain writes to fence the batches (usage/ledger/fence.py).
 
         Because of this write the server fsyncs again. This fsync also saves everything that was written before.
         """

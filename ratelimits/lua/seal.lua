@@ -14,7 +14,7 @@ local run = server_run()
 local prefix = string.sub(KEYS[1], 1, -1 - #'${meta}')
 local id = batch_seal(prefix, ARGV[1], run, now) or ''
 -- If the server has lost all its data, the next seal writes a new `first_sealed`, which is later than the lost value.
--- So the drain (usage/drain.py) notices the loss, even if nothing else shows it.
+-- So the drain (usage/ledger/drain.py) notices the loss, even if nothing else shows it.
 -- If `first_sealed` is later than now, the clock was wrong. Then store 0, which never means a loss.
 -- The first seal writes `sealed_at` and `first_sealed` together, so one test is enough.
 local sealed_at, first_sealed, sealed_clock, jumped, evicted_before, expired_before =

@@ -1,8 +1,8 @@
 """Count the requests that spent prefetched permits, and give back permits that were not spent in time.
 
 Redis gets the counts of these requests with the next fetch, and at least every second. A process that is killed does
-not send the counts of its last requests. The drain declares these requests as a gap (usage/process_totals.py). If usage
-is not counted, there is nothing to send: the permits are only given back.
+not send the counts of its last requests. The drain declares these requests as a gap (usage/ledger/process_totals.py).
+If usage is not counted, there is nothing to send: the permits are only given back.
 """
 
 from __future__ import annotations

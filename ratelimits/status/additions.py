@@ -118,10 +118,6 @@ def nothing(*_arguments: Any) -> tuple[Any, ...]:
     return ()
 
 
-def _zero(*_arguments: Any) -> int:
-    return 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Additions:
     """What one floor adds. A function that the floor does not give adds nothing.
@@ -149,7 +145,7 @@ class Additions:
     used_keys: tuple[UsedKeys, ...] = ()
     facts: Callable[[str, float, bool], Iterable[Fact]] = nothing
     redis_facts: Callable[[RedisState, bool], Iterable[Fact]] = nothing
-    undecided: Callable[[str, int], int] = _zero
+    undecided: Callable[[str, int], int] | None = None
     tasks: tuple[WorkerTask, ...] = ()
     status: Callable[[HttpRequest, Any], Iterable[SafeString]] = nothing
     index: Callable[[HttpRequest, str], Iterable[SafeString]] = nothing

@@ -260,12 +260,12 @@ def _eviction(redis: RedisState, has_billing_rule: bool) -> Fact:
     return hidden("eviction", title) if found else Fact("eviction", title, Level.GREEN, "noeviction")
 
 
-def failure_policy(redis: RedisState, rule_counts: Mapping[str, int], recent: tuple[int, int]) -> Fact:
+def failure_policy(redis: RedisState, rule_counts: Mapping[str, int], recent: tuple[int, int | None]) -> Fact:
     """Return the fact about the failure policies. `rule_counts` has the number of rules of each policy.
 
     The policy "" means that a rule has no policy of its own. `recent` is a moment (s since 1970 UTC), and how many
     requests failure policies have decided since: a server can answer this page and yet refuse decisions, for example
-    because its memory is full.
+    because its memory is full. None stands for a number that nobody counts.
     """
     title, default = _("Failure policy"), conf.FAILURE_POLICY
     policies = ", ".join(f"{policy}: {count}" for policy, count in sorted(rule_counts.items()) if policy)
@@ -281,6 +281,9 @@ def failure_policy(redis: RedisState, rule_counts: Mapping[str, int], recent: tu
             " ratelimits_doctor: it says what the server refuses."
         ) % {"time": f"{moment(since * 1_000_000):%H:%M}"}
         return Fact("failure", title, Level.AMBER, word, f"{hint} {detail}".strip(), "rule")
+    if redis.answers and requests is None:
+        word = _("not active in this process (%(policy)s)") % {"policy": default}
+        return Fact("failure", title, Level.GREEN, word, detail, "rule")
     if redis.answers:
         return Fact("failure", title, Level.GREEN, _("not active (%(policy)s)") % {"policy": default}, detail, "rule")
     return Fact("failure", title, Level.RED, _("active: %(policy)s") % {"policy": default}, detail, "rule")

@@ -41,7 +41,8 @@ class UsageConfig(AppConfig):
         counting.record = recording.record
         counting.forget = access.clear
         process_totals.write_with(stored_totals.write)
-        telemetry.sources[:] = [readings.read]
+        if readings.read not in telemetry.sources:
+            telemetry.sources.append(readings.read)
         additions.register(facts.ADDITIONS)
         doctor.install()
         # An app that was ready earlier can have asked for a decision. Its prepared commands count and restore nothing.

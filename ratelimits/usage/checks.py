@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from time import time
 from typing import Any
 
@@ -11,12 +10,12 @@ from django.apps import AppConfig
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from ratelimits.conf import conf
-from ratelimits.doctor.findings import Part, batches_wait, counts_usage, more_memory, needed
+from ratelimits.doctor.findings import Part, batches_wait, counts_usage, needed
 from ratelimits.embedded import ServerStartError
-from ratelimits.engine import Unavailable, memory
+from ratelimits.engine import Unavailable
 from ratelimits.engine.server import Server, current_server
 from ratelimits.moments import moment
 from ratelimits.usage.models import PeriodUsage, ShardState
@@ -33,7 +32,7 @@ def check_usage(
     try:
         if not databases or conf.DATABASE not in databases:
             return []
-        found = [*_check_memory()]
+        found: list[checks.CheckMessage] = []
         server = current_server()
         # While the server is away, no worker can do anything: then the worker is not what is wrong.
         server.wire.client_of(server.keyspace, 0).exists(server.keyspace.sealed(0))
@@ -43,29 +42,6 @@ def check_usage(
         return found
     except (DatabaseError, RedisError, Unavailable, ServerStartError, OSError, ImproperlyConfigured):
         return []  # The tables do not exist yet, a server is down, or another check reports the settings.
-
-
-def _check_memory() -> Iterator[checks.CheckMessage]:
-    """Warn before the memory of a server is full, and say what the app does then."""
-    server = current_server()
-    uses = []
-    for client, _shards in server.wire.servers(server.keyspace, range(server.keyspace.shards)):
-        with suppress(ResponseError):  # the doctor says that INFO is refused
-            uses.append(memory.use_of(client.info("memory")))
-    share = max((use.share for use in uses if use is not None), default=0.0)
-    starts = memory.starts()
-    if share >= starts[memory.Shortage.SHORT]:
-        yield checks.Warning(
-            f"A Redis server uses {share:.0%} of its maxmemory: all new addresses share one count.",
-            hint=more_memory(),
-            id="ratelimits.W041",
-        )
-    elif share >= starts[memory.Shortage.NEAR]:
-        yield checks.Warning(
-            f"A Redis server uses {share:.0%} of its maxmemory: new addresses of a network share one count.",
-            hint=more_memory(),
-            id="ratelimits.W040",
-        )
 
 
 def _check_worker(server: Server) -> Iterator[checks.CheckMessage]:

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 from html import unescape
+from importlib.util import find_spec, module_from_spec
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from project.models import ApiKey
+from ratelimits.admin import accounts
 from ratelimits.models import Access, Account, KeyOverride, Plan, PlanMembership, Rule
+from ratelimits.quota.counting import counting
 from ratelimits.usage.counting import access
 from ratelimits.usage.models import DurabilityGap, KeyTotal, ProcessTotal
 from ratelimits.usage.models.totals import DAY, HOUR, QUARTER, SUMS
@@ -30,15 +33,14 @@ from tests.support.rows import rule
 pytestmark = pytest.mark.django_db(transaction=True)
 
 BASE = "/admin/ratelimits"
-#: The modules of the tables that the floors above have, without the prices: the page of all changes lists the changes
-#: of all tables that are installed.
-ABOVE = {"adjustments", "alerts", "ledger", "ledger.gaps", "push", "reports"}
-ABOVE |= {f"status.{name}" for name in ("recorded", "task_runs", "totals")}
+#: The tables that the floors above have, without the prices: the page of all changes lists the changes of all tables
+#: that are installed.
 TABLES = {
     model._meta.db_table
     for model in own_models()
-    if model.__module__.removeprefix("ratelimits.models.") in ABOVE and not model._meta.proxy
+    if model._meta.app_label != "ratelimits" and not model._meta.proxy and "planprice" not in model._meta.model_name
 }
+assert len(TABLES) > 20
 KEY = "api_key:7"
 
 
@@ -190,3 +192,57 @@ def test_the_floors_above_add_all_this(admin_client: Client) -> None:
     assert "refused in 24 hours" in admin_client.get("/admin/project/apikey/").content.decode().lower()
     page: Any = admin.site._registry[Rule]
     assert {"ratelimits_rule_yesterday", "ratelimits_rule_enforce"} <= {pattern.name for pattern in page.get_urls()}
+
+
+def test_a_project_without_usage_offers_no_field_that_needs_it(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = Account.objects.first() or Account.objects.create(identifier="acme")
+    page = admin_client.get(f"{BASE}/account/{row.pk}/change/").content.decode()
+    form = admin_client.get(f"{BASE}/rule/add/").content.decode()
+    assert 'name="next_plan"' in page
+    assert 'name="bills"' in form
+    monkeypatch.setattr(counting, "counts", False)
+    assert 'name="next_plan"' not in admin_client.get(f"{BASE}/account/{row.pk}/change/").content.decode()
+    form = admin_client.get(f"{BASE}/rule/add/").content.decode()
+    assert not any(f'name="{name}"' in form for name in ("bills", "lasting", "start_from_ledger"))
+
+
+@pytest.fixture
+def registry() -> Iterator[dict[Any, Any]]:
+    """Return the pages of Django's own admin site. After the test it has its pages again."""
+    pages: dict[Any, Any] = admin.site._registry
+    before = dict(pages)
+    yield pages
+    pages.clear()
+    pages.update(before)
+
+
+@pytest.mark.parametrize(
+    ("module", "model", "page"),
+    [
+        ("ratelimits.usage.admin.erasing", Account, accounts.AccountAdmin),
+        ("ratelimits.billing.admin.plans", Plan, accounts.PlanAdmin),
+    ],
+)
+def test_a_page_that_the_project_has_replaced_or_removed_stays(
+    module: str, model: Any, page: Any, registry: dict[Any, Any]
+) -> None:
+    """Replace two pages, but only those of the floor below."""
+    of_project = type("OfProject", (page,), {})(model, admin.site)
+    for pages in ({}, {model: of_project}):
+        registry.clear()
+        registry.update(pages)
+        run_again(module)
+        assert registry == pages
+    registry[model] = page(model, admin.site)
+    run_again(module)
+    assert type(registry[model]) is not page
+
+
+def run_again(module: str) -> None:
+    """Run a module once more, as Django's autodiscovery does; the module that is loaded stays."""
+    spec = find_spec(module)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(module_from_spec(spec))

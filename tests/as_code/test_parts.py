@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 def test_a_price_is_refused() -> None:
     document = {"plans": {"pro": {"currency": "EUR", "prices": {"requests": {"unit_price": "1"}}}}}
-    with pytest.raises(as_code.RefusedError, match="plan “pro”: write"):
+    with pytest.raises(as_code.RefusedError, match=r"prices need the app that bills: add 'ratelimits\.billing' to"):
         as_code.parse(json.dumps(document).encode())
 
 

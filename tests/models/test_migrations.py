@@ -47,8 +47,20 @@ with connection.cursor() as cursor:
     cursor.execute("SELECT version FROM ratelimits_rule UNION ALL SELECT version FROM ratelimits_historicalrule")
     assert cursor.fetchall() == [(1,), (1,)]
 
-for label in ("ratelimits_billing", "ratelimits_usage", "ratelimits"):
-    call_command("migrate", label, "zero", verbosity=0)
+# Without bills, no report has usage any more.
+from ratelimits.models import Customer
+from ratelimits.usage.models import PeriodUsage
+
+where = {"customer": Customer.objects.create(), "account": "acme", "period": 0, "period_end": 900, "meter": "requests"}
+PeriodUsage.objects.create(**where, rule=0, shard=0, position=7, covered=7)
+call_command("migrate", "ratelimits_billing", "zero", verbosity=0)
+assert PeriodUsage.objects.get().covered is None
+assert {name for name in tables() if name.startswith("ratelimits_billing")} == set()
+assert {name for name in tables() if name.startswith("ratelimits_usage")} != set()
+call_command("migrate", "ratelimits_billing", verbosity=0)
+
+# The apps above go with an app.
+call_command("migrate", "ratelimits", "zero", verbosity=0)
 assert tables() == set()
 """
 

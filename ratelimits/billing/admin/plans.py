@@ -25,5 +25,7 @@ class PricedPlanAdmin(PlanAdmin):
     inlines = [*PlanAdmin.inlines, PlanPriceInline]
 
 
-admin.site.unregister(Plan)
-admin.site.register(Plan, PricedPlanAdmin)
+# If the project has a page of its own, that page stays.
+if type(admin.site._registry.get(Plan)) is PlanAdmin:
+    admin.site.unregister(Plan)
+    admin.site.register(Plan, PricedPlanAdmin)

@@ -114,7 +114,8 @@ class Adjustment(models.Model):
         help_text=_("The report version that contains the adjustment; empty if no report contains it yet."),
     )
 
-    #: The digest of this row in a manifest includes this salt. An erasure gives the row another one (ledger/erased.py).
+    #: The digest of this row in a manifest includes this salt. An erasure gives the row another one
+    #: (usage/models/erased.py).
     salt = models.CharField(_("salt"), max_length=2 * SALT_BYTES, default=new_salt, editable=False)
 
     class Meta:

@@ -59,7 +59,8 @@ class Report(models.Model):
     columns_version = models.PositiveSmallIntegerField(_("version of the columns"), default=1, db_default=1)
     line_count = models.PositiveIntegerField(_("lines"), default=0)
     previous_digest = models.CharField(_("digest of the version before"), max_length=64, blank=True)
-    #: The digest of the report includes this salt. An erasure gives the report another one (see ledger/erased.py).
+    #: The digest of the report includes this salt. An erasure gives the report another one (see
+    #: usage/models/erased.py).
     salt = models.CharField(_("salt"), max_length=2 * SALT_BYTES, default=new_salt, editable=False)
     digest = models.CharField(_("digest"), max_length=64)
     signature = models.CharField(_("signature"), max_length=64, blank=True)

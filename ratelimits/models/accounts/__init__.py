@@ -155,7 +155,7 @@ class IdentifierEditedError(ValueError):
     def __init__(self, stored: str) -> None:
         text = _(
             "The identifier of an account cannot be edited. To rename %(text)s, or to give it to another customer, move"
-            " the name: on the page of the account, or with the command ratelimits_move."
+            " the name: on the page of the account, or with the command ratelimits_move, which are in ratelimits.usage."
         )
         super().__init__(text % {"text": stored})
 

@@ -107,5 +107,7 @@ class CustomerAccountAdmin(ErasesCustomers, AccountAdmin):
         return [identifier, *others] if obj is None else [identifier, "customer", *others]
 
 
-admin.site.unregister(Account)
-admin.site.register(Account, CustomerAccountAdmin)
+# If the project has a page of its own, that page stays.
+if type(admin.site._registry.get(Account)) is AccountAdmin:
+    admin.site.unregister(Account)
+    admin.site.register(Account, CustomerAccountAdmin)

@@ -3,6 +3,7 @@
 import django.core.validators
 import django.db.models.deletion
 import django.db.models.manager
+import ratelimits.routers
 import ratelimits.moments
 import ratelimits.moments.columns
 import ratelimits.salts
@@ -20,6 +21,7 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
+        migrations.RunPython(ratelimits.routers.refuse_other_databases, migrations.RunPython.noop),
         migrations.CreateModel(
             name='AlertState',
             fields=[

@@ -268,7 +268,7 @@ class Line(models.Model):
         indexes = [
             models.Index(fields=["account", "bin"], name="ratelimits_line_account"),
             TimeIndex(fields=["bin"], name="ratelimits_line_time"),
-            # The usage of a key in all its accounts (quota/usage/from_ledger.py).
+            # The usage of a key in all its accounts (usage/counting/from_ledger.py).
             models.Index(fields=["key", "bin"], name="ratelimits_line_key"),
         ]
 

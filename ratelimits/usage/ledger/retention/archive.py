@@ -27,6 +27,7 @@ from django.db.models import F, Min, Q, QuerySet
 from ratelimits import moments
 from ratelimits.progress import Progress
 from ratelimits.usage.ledger.apply import write_lines
+from ratelimits.usage.ledger.bills import bills
 from ratelimits.usage.ledger.packet import canonical
 from ratelimits.usage.models.gaps import ProcessTotal
 from ratelimits.usage.models.ledger import COUNTERS, SUBJECT, ArchivedRange, Batch, Line, ShardState
@@ -117,7 +118,10 @@ def _not_finalised(usage: QuerySet[PeriodUsage]) -> QuerySet[PeriodUsage]:
     """Return the usage that is not in a finalised report.
 
     `position` is the position of the last batch with this usage. Reports cover the usage up to position `covered`.
+    Without the floor of bills there are no reports, so no usage waits for one.
     """
+    if bills.included is None:
+        return usage.none()
     return usage.filter(Q(covered=None) | Q(position__gt=F("covered")))
 
 

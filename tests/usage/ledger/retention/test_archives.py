@@ -89,6 +89,19 @@ def test_usage_that_is_not_in_the_totals_yet_is_not_archived(tmp_path: Path, fsy
         list(archive.prune("default", before, tmp_path))
 
 
+def test_without_bills_usage_is_archived_by_its_age(tmp_path: Path, fsync_at_once: None, no_bills: None) -> None:
+    for day in ("2026-01-15", "2026-03-15"):
+        use(now=at(day))
+        seal()
+        drain(at("2100-01-01"))
+    tally()
+    (pruned,) = archive.prune("default", at("2026-02-01") // 10**6, tmp_path)
+    assert pruned.batches == 1
+    assert Line.objects.count() == 1
+    assert archive.restore("default", pruned.path) == 1
+    assert Line.objects.count() == 2
+
+
 def test_a_batch_goes_when_every_period_of_its_lines_has_a_report(tmp_path: Path, fsync_at_once: None) -> None:
     """Use an account whose second period ends only after the month that is archived."""
     account(billing_anchor="2026-01-10T00:00")
