@@ -14,6 +14,7 @@ import pytest
 
 from ratelimits.embedded import die_with_parent
 from tests.support import forked
+from tests.support.forked_shell import forked_python
 
 #: What a process can see of how it was started, except its memory.
 SEEN = """\
@@ -115,3 +116,22 @@ def test_it_ends_as_a_new_interpreter_would() -> None:
         )
         assert (forks.returncode, forks.stderr) == (new.returncode, new.stderr)
     assert forked.run([sys.executable, "-c", "raise KeyboardInterrupt"], stderr=subprocess.PIPE).returncode == -2
+
+
+def test_a_shell_starts_it_as_python(tmp_path: Path) -> None:
+    (tmp_path / "twice.py").write_text("import os, sys; print(sys.stdin.read() * 2, sys.argv[1:], os.environ['OWN'])")
+    commands = """\
+cd elsewhere; export OWN=one
+python -c 'print(7, end="")' | python ../twice.py 'a b' c > written 2> /dev/null
+python -c 'import sys; print("why", file=sys.stderr); sys.exit(3)' || echo $?
+python -c 'import os, signal; os.kill(os.getpid(), signal.SIGKILL)' || echo $?
+exec python -c 'import sys; print(len(sys.modules) > 1000, flush=True); sys.exit(5)'
+"""
+    (tmp_path / "elsewhere").mkdir()
+    with forked_python(tmp_path / "programs") as environment:
+        done = subprocess.run(
+            ["bash", "-c", commands], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+    assert (done.returncode, done.stdout.splitlines()) == (5, ["3", "137", "True"]), done.stderr
+    assert (tmp_path / "elsewhere" / "written").read_text() == "77 ['a b', 'c'] one\n"
+    assert done.stderr.startswith("why\n")

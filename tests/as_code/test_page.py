@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ from django.core.management import call_command
 
 from ratelimits import as_code
 from ratelimits.models import Plan, Rule
+from tests.support.forked_shell import forked_python
 from tests.support.fresh import Project
 from tests.support.servers import TestServers
 from tests.support.snippets import ROOT, snippets
@@ -44,17 +42,15 @@ def test_the_example_loads_and_is_dumped_in_numbers(tmp_path: Path) -> None:
 def shell(project: Project, commands: str) -> subprocess.CompletedProcess[str]:
     """Run commands in a project as a step of CI does."""
     project.write("settings.json", json.dumps(project.settings))
-    project.write("programs/python", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
-    (project.directory / "programs" / "python").chmod(0o755)
-    path = f"{project.directory / 'programs'}:{os.environ['PATH']}"
-    return subprocess.run(
-        ["bash", "-eo", "pipefail", "-c", commands],
-        cwd=project.directory,
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "DJANGO_SETTINGS_MODULE": "settings"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with forked_python(project.directory / "programs") as environment:
+        return subprocess.run(
+            ["bash", "-eo", "pipefail", "-c", commands],
+            cwd=project.directory,
+            env={**environment, "PYTHONPATH": str(ROOT), "DJANGO_SETTINGS_MODULE": "settings"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
 
 def test_the_steps_of_ci_and_the_commands_run_in_a_project(tmp_path: Path, servers: TestServers) -> None:
