@@ -225,10 +225,10 @@ IN_BILLS = (
     ),
     Fault(
         "a closing marks the usage of all periods as reported",
-        "billing/reports/closing/close.py",
+        "billing/reports/closing/closing_data.py",
         MONTHS,
-        "[Q(customer__in=of_periods, period__in=map(int, starts)) for starts,",
-        "[Q(customer__in=of_periods) for starts,",
+        "if str(row.period) in report.since and str(row.shard) in report.chain]",
+        "if str(row.shard) in report.chain]",
     ),
     Fault(
         "late usage waits for ever in a period after which nothing is used",

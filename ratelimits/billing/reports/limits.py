@@ -82,10 +82,14 @@ class Limits:
         The limit is a number as text, or "" if the limit is not clear.
         """
         unread = iter(groups)
+        always = customer.only_text(0, _NEVER)  # the text of most customers, which have never had another one
         while chunk := list(islice(unread, _CHUNK)):
             keys = {group["key"] for group in chunk} | {f"account:{name.text}" for name in customer.names}
             overrides = _read(self._using, keys) if self._has_overrides else {}
             for group in chunk:
+                if always is not None:
+                    yield group | {"limit": self._limit(group, always, overrides)}
+                    continue
                 start, end = group["first_bin"] * SECOND, (group["last_bin"] + BIN_SECONDS) * SECOND
                 texts = {span.text for span in customer.spans(start, end)}
                 limits = {self._limit(group, text, overrides) for text in texts}

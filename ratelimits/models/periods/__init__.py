@@ -81,11 +81,11 @@ def _chunks(items: Iterable[Any]) -> Iterator[list[Any]]:
     return (all_items[first : first + _CHUNK] for first in range(0, len(all_items), _CHUNK))
 
 
-def _frozen(using: str, customers: Iterable[int], **filters: Any) -> dict[int, list[Period]]:
+def frozen_periods(using: str, customers: Iterable[int], **filters: Any) -> dict[int, list[Period]]:
     """Return the frozen periods of these customers, by primary key of the customer."""
     found: dict[int, list[Period]] = {}
     for chunk in _chunks(customers):
-        rows = FrozenPeriod.objects.using(using).filter(customer__in=chunk, **filters)
+        rows = FrozenPeriod.objects.using(using).filter(customer__pk__in=chunk, **filters)
         for customer, *columns in rows.values_list("customer", *COLUMNS):
             found.setdefault(customer, []).append(Period(*columns))
     return found
@@ -124,7 +124,7 @@ def _terms_in_force(rows: Iterable[_Row]) -> _Terms:
 
 def customer_timelines(using: str, customers: Collection[int]) -> dict[int, Timeline]:
     """Return all billing periods of these customers, by primary key."""
-    frozen, rows = _frozen(using, customers), _rows_of(using, customers)
+    frozen, rows = frozen_periods(using, customers), _rows_of(using, customers)
     return {pk: Timeline(*_terms_in_force(rows.get(pk, ())), frozen.get(pk, ())) for pk in customers}
 
 
@@ -207,7 +207,7 @@ def frozen_around(using: str, spans: Collection[TextAndBins]) -> dict[TextAndBin
     if not customers:
         return {}
     bounds = min(first for _text, first, _last in customers), max(last for _text, _first, last in customers)
-    frozen = _frozen(using, set(customers.values()), start__lte=bounds[1] * _SECOND, end__gt=bounds[0] * _SECOND)
+    frozen = frozen_periods(using, set(customers.values()), start__lte=bounds[1] * _SECOND, end__gt=bounds[0] * _SECOND)
     return {
         span: UsedPeriod(customer, period)
         for span, customer in customers.items()
@@ -258,7 +258,7 @@ def _contained(using: str, uses: Collection[CustomerAndBin]) -> dict[CustomerAnd
         return {}
     bins = [bin_ * _SECOND for _customer, bin_ in uses]
     customers = {customer for customer, _bin in uses}
-    frozen = _frozen(using, customers, start__lte=max(bins), end__gt=min(bins))
+    frozen = frozen_periods(using, customers, start__lte=max(bins), end__gt=min(bins))
     return {
         (customer, bin_): period
         for customer, bin_ in uses
@@ -361,7 +361,7 @@ def _edited_rows(rows: Iterable[Account]) -> list[_Row]:
 
 def _freeze_until(now: int, using: str, customers: Mapping[int, _Terms]) -> None:
     """Freeze all periods from each customer's first row to the one at `now` (µs since 1970 UTC), by these terms."""
-    frozen = _frozen(using, customers)
+    frozen = frozen_periods(using, customers)
     new = [
         _frozen_row(pk, period)
         for pk, periods in frozen.items()

@@ -12,9 +12,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import reduce
 from itertools import groupby, islice
-from operator import itemgetter, or_
+from operator import itemgetter
 from time import time_ns
 from typing import NamedTuple
 
@@ -22,11 +21,13 @@ from django.db import InterfaceError, OperationalError, transaction
 from django.db.models import F, Q
 
 from ratelimits.billing.models import Report
-from ratelimits.billing.reports.adjusting import unreported
+from ratelimits.billing.reports.adjusting import start_of, unreported
+from ratelimits.billing.reports.build import CHUNK
 from ratelimits.billing.reports.closing.closing_data import ClosingData
 from ratelimits.billing.reports.closing.customer import Closing
 from ratelimits.billing.reports.closing.late_gaps import LateGaps, Starts
 from ratelimits.billing.reports.closing.writing import ReportWriter
+from ratelimits.billing.reports.terms import RuleBook
 from ratelimits.conf import conf
 from ratelimits.engine.keys import account_shard, shard_of
 from ratelimits.models.accounts.named import NamedCustomer, named, named_now
@@ -47,8 +48,6 @@ _NO_STARTS: Starts = {}
 MAX_TOGETHER = 100
 #: Maximum number of customers whose names are read together.
 _MAX_READ = 500
-#: Maximum number of conditions in one statement of `mark_as_reported`.
-_MAX_CONDITIONS = 50
 
 
 def finalise(now: int | None = None, *, account: str | None = None) -> list[Report]:
@@ -90,11 +89,11 @@ def finalise_each(
     gaps = LateGaps(using)
     pks |= gaps.starts.keys()
     chosen = pks if account is None else pks & {named_now(using, [account])[account].pk}
-    done, failed = 0, set[int]()
+    done, failed, rules = 0, set[int](), RuleBook(using)
     if progress is not None:
         progress.begin("customers", len(chosen), lambda: done)
     for chunk in in_chunks(using, chosen):
-        reports = _close_each(using, chunk, now, gaps.starts, failed)
+        reports = _close_each(using, chunk, now, gaps.starts, rules, failed)
         done += len(chunk)
         yield ClosingResult(reports, done, len(chosen))
     gaps.forget(chosen - failed)
@@ -138,20 +137,22 @@ def in_account_order(using: str, pks: Collection[int], texts: Collection[str] = 
         yield named(using, saved, [text for text, _token, pk in chunk if pk is None])
 
 
-def _close_each(using: str, pks: list[int], now: int, with_new_gaps: Starts, failed: set[int]) -> list[Report]:
+def _close_each(
+    using: str, pks: list[int], now: int, with_new_gaps: Starts, rules: RuleBook, failed: set[int]
+) -> list[Report]:
     """Close these customers together. If that fails, close each half of them by itself.
 
     If a half fails too, halve it again, down to single customers. Add each customer that cannot be closed to `failed`.
     """
     try:
-        return close_together(using, pks, now, with_new_gaps)
+        return close_together(using, pks, now, with_new_gaps, rules=rules)
     except Exception as error:
         if isinstance(error, OperationalError | InterfaceError) and not is_overflow(error):
             raise  # The database failed, so closing fewer customers would not help.
         if len(pks) > 1:
             half = len(pks) // 2
             halves = (pks[:half], pks[half:])
-            return [report for part in halves for report in _close_each(using, part, now, with_new_gaps, failed)]
+            return [report for part in halves for report in _close_each(using, part, now, with_new_gaps, rules, failed)]
         failed.add(pks[0])
         log_failure(using, pks[0], error)
         return []
@@ -171,26 +172,26 @@ def close_together(
     *,
     only: Mapping[int, Collection[int]] | None = None,
     check: Callable[[list[Report]], None] | None = None,
+    rules: RuleBook | None = None,
 ) -> list[Report]:
     """Close all periods of these customers that can be closed, in one transaction. If one customer fails, close none.
 
     Customers are named by their primary keys. `with_new_gaps` has, for each customer, the starts of closed periods for
     which a gap was declared or changed after the closing. `only` has the starts (µs since 1970 UTC) of open periods, by
     customer. If it is given, close only these periods. `check` is called with the written reports before the commit. If
-    `check` raises an error, nothing is written.
+    `check` raises an error, nothing is written. `rules` has the rules that an earlier call has read.
     """
     written: list[Report] = []
-    with locked(using, pks) as (customers, shards, states):
-        data = ClosingData(using, customers, states)
+    with locked(using, pks, rules) as (data, shards):
         crash.reached("close:locked")  # Does nothing, but tests end the process at this step.
         writer = ReportWriter(using)
-        for customer in customers:
+        for customer in data.customers:
             assert customer.pk is not None
             new_gaps = with_new_gaps.get(customer.pk, ())
             closing = Closing(data, customer, shards[customer.token], now, new_gaps, writer)
             written += closing.close(None if only is None else only[customer.pk])
         writer.flush()
-        mark_as_reported(using, written, customers)
+        mark_as_reported(data, written)
         crash.reached("close:marked")
         if check is not None:
             check(written)
@@ -202,42 +203,46 @@ def close_together(
 
 
 class Locked(NamedTuple):
-    """Customers that can be closed, the shards of each (by token), and the locked rows of these shards."""
+    """The data of customers that can be closed, and the shards of each (by token), which are locked."""
 
-    customers: list[NamedCustomer]
+    data: ClosingData
     shards: dict[str, list[int]]
-    states: dict[int, ShardState]
 
 
 @contextmanager
-def locked(using: str, pks: Collection[int]) -> Iterator[Locked]:
+def locked(using: str, pks: Collection[int], rules: RuleBook | None = None) -> Iterator[Locked]:
     """Hold the locks of all shards of these customers in a transaction. All periods with adjustments are frozen.
 
     Without the locks, a drain could add usage, or a text could go to another customer, while the customers are closed.
     """
+    # Read the shards before the transaction: SQLite can refuse the writes of a transaction whose first statement was a
+    # read. Nearly always, the customers need no other shards than those that have their usage.
+    usage = PeriodUsage.objects.using(using).filter(customer__pk__in=pks).order_by()
+    to_lock = set(usage.values_list("shard", flat=True).distinct())
     while True:
-        # Read the shards before the transaction: SQLite can refuse the writes of a transaction whose first statement
-        # was a read.
-        shards = shards_of(using, named(using, pks))
         with transaction.atomic(using=using, durable=True):
-            rows = [
-                ShardState.lock(using, shard) for shard in sorted({shard for one in shards.values() for shard in one})
-            ]
+            rows = [ShardState.lock(using, shard) for shard in sorted(to_lock)]
             customers = named(using, pks)
-            if shards_of(using, customers) == shards:  # Otherwise a customer got a text meanwhile: lock its shard too.
-                freeze_adjusted(using, pks)
-                yield Locked(customers, shards, {state.shard: state for state in rows if state is not None})
+            shards = shards_of(using, customers)
+            needed = {shard for one in shards.values() for shard in one}
+            if needed <= to_lock:
+                states = {state.shard: state for state in rows if state is not None}
+                data = ClosingData(using, customers, states, rules)
+                freeze_adjusted(data)
+                yield Locked(data, shards)
                 return
+        # A text counts in a shard without usage of these customers, or got usage there meanwhile. Lock this shard too.
+        to_lock |= needed
 
 
-def freeze_adjusted(using: str, pks: Collection[int]) -> None:
+def freeze_adjusted(data: ClosingData) -> None:
     """Freeze the billing periods of the customers' adjustments that are not on a report yet.
 
     Saving an adjustment freezes its period. But raw SQL and bulk writes do not.
     """
-    starts = unreported(using, customer__in=pks).order_by().values_list("customer", "period_start")
-    if uses := {(customer, int(start.timestamp())) for customer, start in starts}:
-        freeze_of_customers(using, uses)
+    adjustments = (adjustment for customer in data.customers for adjustment in data.adjustments(customer))
+    if uses := {(adjustment.customer_id, start_of(adjustment) // SECOND) for adjustment in adjustments}:
+        freeze_of_customers(data.using, uses)
 
 
 def shards_of(using: str, customers: Collection[NamedCustomer]) -> dict[str, list[int]]:
@@ -247,29 +252,25 @@ def shards_of(using: str, customers: Collection[NamedCustomer]) -> dict[str, lis
         for customer in customers
     }
     tokens = {customer.pk: customer.token for customer in customers}
-    rows = PeriodUsage.objects.using(using).filter(customer__in=[pk for pk in tokens if pk is not None]).order_by()
+    rows = PeriodUsage.objects.using(using).filter(customer__pk__in=[pk for pk in tokens if pk is not None]).order_by()
     for pk, shard in rows.values_list("customer", "shard").distinct():
         by_token[tokens[pk]].add(shard)
     return {token: sorted(shards) for token, shards in by_token.items()}
 
 
-def mark_as_reported(using: str, reports: list[Report], customers: Collection[NamedCustomer]) -> None:
-    """Store the positions up to which the reports of these customers contain usage: in the totals, and as marks.
+def mark_as_reported(data: ClosingData, reports: list[Report]) -> None:
+    """Store the positions up to which these new reports contain usage: in the totals, and as marks.
 
     A mark is a row of ChainMark. Compaction does not join a batch before a mark with a batch after the mark.
     """
-    mark_ends(using, [report.chain for report in reports])
-    # Customers are updated together if their reports have the same positions (`chain`) and the same periods (the keys
-    # of `since`). So group the customers: first by the positions, then by the starts of the periods.
-    pks = {customer.token: customer.pk for customer in customers}
-    by_chain: dict[tuple[tuple[str, int], ...], dict[tuple[str, ...], list[int | None]]] = {}
+    mark_ends(data.using, [report.chain for report in reports])
+    # Name the totals by their primary keys. By customer and period, SQLite would read all totals of the period.
+    reported: dict[int, set[int]] = {}
     for report in reports:
-        by_periods = by_chain.setdefault(tuple(report.chain.items()), {})
-        by_periods.setdefault(tuple(report.since), []).append(pks[report.customer_id])
-    for chain, by_periods in by_chain.items():
-        usage = [Q(customer__in=of_periods, period__in=map(int, starts)) for starts, of_periods in by_periods.items()]
-        # There are several statements, because databases limit the depth of a condition.
-        for first in range(0, len(usage), _MAX_CONDITIONS):
-            rows = PeriodUsage.objects.using(using).filter(reduce(or_, usage[first : first + _MAX_CONDITIONS]))
-            for shard, position in chain:
-                rows.filter(shard=int(shard)).update(covered=position)
+        for usage in data.usage_on(report):
+            reported.setdefault(report.chain[str(usage.shard)], set()).add(usage.pk)
+    for position, pks in reported.items():
+        in_order = sorted(pks)
+        for first in range(0, len(in_order), CHUNK):
+            rows = PeriodUsage.objects.using(data.using).filter(pk__in=in_order[first : first + CHUNK])
+            rows.update(covered=position)

@@ -28,21 +28,29 @@ class ClosingData:
     """The totals, reports, adjustments and terms (plan, time zone and billing anchor) of some customers.
 
     All of these are read for all the customers together, and only once. `states` has the row of each shard, by shard.
+    With `rules`, rules that it has are not read again: a version of a rule never changes.
 
     To close periods, make this object in the transaction that closes them, after the customers' shards are locked.
     """
 
-    def __init__(self, using: str, customers: Sequence[NamedCustomer], states: Mapping[int, ShardState]) -> None:
+    def __init__(
+        self,
+        using: str,
+        customers: Sequence[NamedCustomer],
+        states: Mapping[int, ShardState],
+        rules: RuleBook | None = None,
+    ) -> None:
         self.using = using
         self.states = states
-        self.rules = RuleBook(using)
+        self.rules = RuleBook(using) if rules is None else rules
         #: Adds to each group the limit that its report line shows.
         self.limits = Limits(using, self.rules)
         self.prices = PriceBook(using)
-        self._customers = customers
+        self.customers = customers
         texts = sorted({name.text for customer in customers for name in customer.names})
         tokens = {customer.pk: customer.token for customer in customers if customer.pk is not None}
-        filters: dict[str, Any] = {"customer__in": list(tokens)}
+        # With `customer__in`, Django would prepare each value as a relation, which is slow.
+        filters: dict[str, Any] = {"customer__pk__in": list(tokens)}
         self._usage = _by_token(PeriodUsage.objects.using(using).filter(**filters), tokens)
         # The column "gaps" is deferred, because its texts can be long and are rarely needed.
         reports = (
@@ -68,6 +76,11 @@ class ClosingData:
     def usage(self, customer: NamedCustomer) -> list[PeriodUsage]:
         """Return the usage totals of a customer."""
         return self._usage[customer.token]
+
+    def usage_on(self, report: Report) -> list[PeriodUsage]:
+        """Return the usage totals that a report contains."""
+        rows = self._usage[report.customer_id]
+        return [row for row in rows if str(row.period) in report.since and str(row.shard) in report.chain]
 
     def reports(self, customer: NamedCustomer) -> list[Report]:
         """Return a customer's reports, oldest first."""
@@ -108,7 +121,7 @@ class ClosingData:
             # The caller needs the other customers next. So make the comparisons of all that have usage in this period.
             usage = {
                 other: rows
-                for other in self._customers
+                for other in self.customers
                 if (rows := self._usage[other.token]) and any(row.period * SECOND == start for row in rows)
             }
             usage[customer] = self._usage[customer.token]
@@ -136,7 +149,7 @@ class ClosingData:
         Leave out periods in which the customer had several texts.
         """
         spans: dict[str, set[Span]] = defaultdict(set)
-        for customer in self._customers:
+        for customer in self.customers:
             rows = self._usage[customer.token]
             reported = {row.period for row in rows if row.covered is not None}
             for start, end in {(row.period, row.period_end) for row in rows if row.period not in reported}:

@@ -190,9 +190,9 @@ def force(token: str, start: int, by: str, reason: str, now: int | None = None) 
     pk = of_tokens(using, [token])[token].pk
     if pk is None:
         raise NotForcedError(f"there is no customer {token!r}")
-    with locked(using, [pk]) as (customers, shards, states):
-        (customer,) = customers
-        closing = Closing(ClosingData(using, customers, states), customer, shards[token], now)
+    with locked(using, [pk]) as (data, shards):
+        (customer,) = data.customers
+        closing = Closing(data, customer, shards[token], now)
         period = _forcible(closing, start, now)
         with translation.override("en"):  # Reports print the gap, so its text must not be in the person's language.
             why = closing.obstacle(period) or str(_COMPLETE)
@@ -205,9 +205,9 @@ def force(token: str, start: int, by: str, reason: str, now: int | None = None) 
             detail=f"{by}: {reason} ({why})",
         )
         # Read the data again, so that the report contains the new gap.
-        closing = Closing(ClosingData(using, customers, states), customer, shards[token], now)
-        report = closing.close_by_force(period)
-        mark_as_reported(using, [report], customers)
+        data = ClosingData(using, data.customers, data.states)
+        report = Closing(data, customer, shards[token], now).close_by_force(period)
+        mark_as_reported(data, [report])
     return report
 
 

@@ -47,7 +47,7 @@ class ReportWriter:
             corrected = self._line_ids_on_reports({line.corrects_line_id for line in chunk} - {""})
             for line in chunk:
                 number += 1
-                line.report, line.number = report, number
+                line.number = number
                 if line.corrects_line_id not in corrected and line.charge_category == USAGE:
                     line.corrects_line_id = ""
                 digest.add(make.from_line(line))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ratelimits.algorithms.billing_periods import Timeline
 from ratelimits.models import Account
 from ratelimits.models.accounts.named import NamedCustomer
-from ratelimits.models.periods import timelines_of
+from ratelimits.models.periods import frozen_periods
 
 _COLUMNS = ("id", "identifier", "since", "plan_id", "timezone", "billing_anchor")
 
@@ -66,7 +66,13 @@ class AccountBook:
 
     @cached_property
     def _timelines(self) -> dict[str, Timeline]:
-        return timelines_of(self._using, self._customers)
+        frozen = frozen_periods(self._using, [customer.pk for customer in self._customers if customer.pk is not None])
+        found: dict[str, Timeline] = {}
+        for customer in self._customers:
+            row = self._rows.get(customer.token)
+            timezone, anchor = ("UTC", "") if row is None else (row.timezone, row.anchor)
+            found[customer.token] = Timeline(timezone, anchor, frozen.get(customer.pk or 0, ()))
+        return found
 
     def timeline(self, customer: NamedCustomer) -> Timeline:
         """Return the billing periods of a customer."""
