@@ -85,12 +85,15 @@ def never_recorded(model: type[Versioned], using: str) -> models.QuerySet[Any]:
     return models.QuerySet(model, using=using).filter(~Exists(records.filter(id=OuterRef("pk"))))
 
 
-def adopt(edit: Edit, reason: str, progress: Progress | None = None) -> list[str]:
+def adopt(
+    edit: Edit, reason: str, progress: Progress | None = None, *, of: Collection[type[Versioned]] | None = None
+) -> list[str]:
     """Adopt, as part of an edit, all rows that differ from the history. Return one line of text for each of them.
 
-    For each model, `progress` shows how many of these rows are done.
+    For each model, `progress` shows how many of these rows are done. `of` has the models; by default, all.
     """
-    return [line for model in versioned_models() for line in _adopt(model, edit, reason, progress or Progress())]
+    chosen = versioned_models() if of is None else of
+    return [line for model in chosen for line in _adopt(model, edit, reason, progress or Progress())]
 
 
 def _adopt(model: type[Versioned], edit: Edit, reason: str, progress: Progress) -> list[str]:
@@ -119,23 +122,29 @@ def _adopt(model: type[Versioned], edit: Edit, reason: str, progress: Progress) 
 def adopt_after_migrate(using: str, apps: Apps | None = None, plan: Collection[Any] = (), **kwargs: Any) -> None:
     """Adopt rows that data migrations wrote. Historical models write no version, so these rows have no effect yet.
 
-    Do nothing after a flush, or if the migrated tables do not have the columns of the present models.
+    Do nothing after a flush, or if the migrated tables do not have the columns of the present models. Perhaps an app
+    above, such as `ratelimits.billing`, is not migrated yet: then it has no rows.
     """
     if using != conf.DATABASE or not plan or apps is None:  # After a flush, `plan` is empty.
         return
-    models_ = versioned_models()
+    models_ = [model for model in versioned_models() if _is_migrated(model, apps)]
     if not all(_has_present_columns(model, apps) for model in models_):
         return
     if any(rows or deleted for rows, deleted in (difference_from_history(model, using) for model in models_)):
         with editing(using) as edit:
-            adopt(edit, "migrate")
+            adopt(edit, "migrate", of=models_)
+
+
+def _is_migrated(model: type[Versioned], apps: Apps) -> bool:
+    try:
+        apps.get_model(model._meta.label)
+    except LookupError:
+        return False
+    return True
 
 
 def _has_present_columns(model: type[Versioned], apps: Apps) -> bool:
-    try:
-        migrated = apps.get_model(model._meta.label)
-    except LookupError:
-        return False
+    migrated = apps.get_model(model._meta.label)
     return {field.column for field in migrated._meta.concrete_fields} == {
         field.column for field in model._meta.concrete_fields
     }
