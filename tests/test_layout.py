@@ -19,7 +19,7 @@ APP = ROOT / "ratelimits"
 #: The most modules, or Lua files, that a folder may have, and the most layers.
 MAX_FILES, MAX_LAYERS = 15, 8
 #: The most rooms, packages and modules together. Lower it when rooms are joined.
-MAX_ROOMS = 39
+MAX_ROOMS = 40
 #: What Django itself looks for in an app is no room of this count.
 _OF_DJANGO = {"admin", "apps", "locale", "management", "migrations", "models", "static", "templates", "templatetags"}
 #: Folders in which Django looks for all files of a kind.

@@ -125,7 +125,7 @@ def _block(page: Page, filled: Filled) -> None:
 
 
 def _finalise(page: Page, filled: Filled) -> None:
-    _at(f"{_APP}/report/open/")(page, filled)
+    _at("/admin/ratelimits_billing/report/open/")(page, filled)
     page.locator("button[name=all]").click()
     page.locator("[name=shown]").first.wait_for(state="attached")
 
@@ -148,7 +148,7 @@ def _undo(page: Page, filled: Filled) -> None:
 
 
 def _adjust(page: Page, filled: Filled) -> None:
-    _at(f"{_APP}/adjustment/add/")(page, filled)
+    _at("/admin/ratelimits_billing/adjustment/add/")(page, filled)
     page.locator("#id_account").fill("acme")
     page.locator("#id_period_start_0").fill("2026-01-01")
     page.locator("#id_period_start_1").fill("00:00:00")
@@ -169,7 +169,7 @@ def _move(page: Page, filled: Filled) -> None:
 
 
 def _resolve(page: Page, filled: Filled) -> None:
-    _at(f"{_APP}/quarantinedbatch/")(page, filled)
+    _at("/admin/ratelimits_usage/quarantinedbatch/")(page, filled)
     page.locator("#action-toggle").check()
     page.locator("[name=action]").select_option("discard")
     page.locator("#changelist-form [name=index]").click()
@@ -180,7 +180,7 @@ PAGES: Mapping[str, Callable[[Page, Filled], None]] = {
     "index": _at("/admin/"),
     "status": _at(f"{_APP}/status/"),
     "status-month": _at(f"{_APP}/status/?window=month"),
-    "shadow": _at(f"{_APP}/shadow/"),
+    "shadow": _at("/admin/ratelimits_usage/shadow/"),
     "enforce": _at(f"{_APP}/rule/{{shadow}}/enforce/"),
     "search": _at(f"{_APP}/inspect/?q=acme"),
     "inspector": _at(f"{_APP}/inspect/?q={{key}}"),
@@ -201,19 +201,19 @@ PAGES: Mapping[str, Callable[[Page, Filled], None]] = {
     "override": _at(f"{_APP}/keyoverride/add/"),
     "import": _at(f"{_APP}/planmembership/import/"),
     "import-differences": _import,
-    "reports": _at(f"{_APP}/report/"),
-    "report": _at(f"{_APP}/report/{{report}}/change/"),
-    "open-periods": _at(f"{_APP}/report/open/?running=1"),
+    "reports": _at("/admin/ratelimits_billing/report/"),
+    "report": _at("/admin/ratelimits_billing/report/{report}/change/"),
+    "open-periods": _at("/admin/ratelimits_billing/report/open/?running=1"),
     "finalise": _finalise,
-    "adjustment": _at(f"{_APP}/adjustment/add/"),
+    "adjustment": _at("/admin/ratelimits_billing/adjustment/add/"),
     "adjustment-effect": _adjust,
     "move": _at(f"{_APP}/account/move/?text=acme"),
     "move-confirm": _move,
     "resolve": _resolve,
     "changes": _at(f"{_APP}/change/"),
     "undo": _undo,
-    "ledger": _at(f"{_APP}/line/"),
-    "usage": _at(f"{_APP}/periodusage/"),
+    "ledger": _at("/admin/ratelimits_usage/line/"),
+    "usage": _at("/admin/ratelimits_usage/periodusage/"),
 }
 
 
@@ -301,7 +301,7 @@ def test_a_rule_a_refusal_and_a_report_as_readme_shows_them(open_page: OpenPage,
 
     spend(priced(included=1_000, unit_price="0.002"), "2026-01-15", 1_250)
     (report,) = close("2026-02-03")
-    page.goto(f"{_APP}/report/{report.pk}/change/")
+    page.goto(f"/admin/ratelimits_billing/report/{report.pk}/change/")
     page.get_by_text("owed for this report up to this version: 0.50 EUR").wait_for()
     _picture_for_readme(page, screenshots, "report", ".form-row", 620)
 

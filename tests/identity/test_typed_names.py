@@ -172,7 +172,8 @@ def test_what_was_counted_is_found_by_the_name_that_the_ledger_shows(
         call_command("ratelimits_key", "show", str(who.user), "--account", line.account, stdout=printed)
         assert printed.getvalue().startswith(f"account: {line.account}\n")
         reset(str(who.user), "user", "a test", account=line.account)
-        listed = admin_client.get(f"{BASE}/line/", {"q": f"{line.account} {line.key}"}).context["cl"].result_list
+        found_lines = admin_client.get("/admin/ratelimits_usage/line/", {"q": f"{line.account} {line.key}"}).context
+        listed = found_lines["cl"].result_list
         assert list(listed) == [line], ascii(text)
         if text.strip() == text and text.isprintable():
             found = {known.key for known in known_keys(text, {KeyTotal}).keys}

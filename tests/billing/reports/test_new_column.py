@@ -31,7 +31,7 @@ import json, sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.reports.kept import SIGNING_KEY
+from tests.billing.reports.kept import SIGNING_KEY
 from tests.support.reports.upgraded import main
 
 directory, names = Path(sys.argv[1]), json.loads(sys.argv[2])
